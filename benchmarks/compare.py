@@ -3,7 +3,7 @@ files.
 
     pip install -e '.[dev,benchmarks]'
     python benchmarks/environments.py                    # the peers, each in a virtual environment of its own
-    python benchmarks/compare.py all --photos PHOTOS     # or whole, doors, random, compressed
+    python benchmarks/compare.py all --photos PHOTOS     # or whole, doors, random, compressed, writing
     python benchmarks/compare.py all --photos PHOTOS --update-docs
     python benchmarks/compare.py doors --rows ds_i,tokens    # rows as workloads.py names them
 

@@ -20,7 +20,9 @@ __all__ = ["COUNTS", "Corpora", "write_records"]
 # Records of each file at full size.
 COUNTS = {
     "tabular": 200_000,
+    "rows": 10_000,
     "tokens": 20_000,
+    "few-tokens": 4_000,
     "embeddings": 20_000,
     "images": 1_024,
     "ragged": 50_000,

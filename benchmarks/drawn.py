@@ -135,7 +135,9 @@ def _sentences(generator: np.random.Generator, count: int) -> np.ndarray:
 # By the file's name: records from a generator and their number.
 MAKERS: dict[str, Callable[[np.random.Generator, int], Iterator[bytes]]] = {
     "tabular": _tabular,
+    "rows": _tabular,
     "tokens": _tokens,
+    "few-tokens": _tokens,
     "embeddings": _embeddings,
     "ragged": _ragged,
     "texts": _texts,

@@ -66,6 +66,9 @@ TITLES = {
     "on_one_core": "`make_dataloader(shuffle=False, num_threads=1)`",
     "in_blocks": '`make_dataloader(shuffle="blocks")`',
     "index": "`build_index`",
+    "write": "`TFRecordWriter(...).write(row)`",
+    "write_features": "`TFRecordWriter(..., features=features).write(row)`",
+    "write_arrow": "`write_arrow(table)`",
 }
 
 
@@ -92,7 +95,7 @@ class Workload:
 
     Args:
         name: What ``compare.py`` calls it, after its table.
-        table: "whole", "doors" (every way into training), "random" or "compressed".
+        table: "whole", "doors" (every way into training), "random", "compressed" or "writing".
         corpus: Name of the files it reads.
         title: The table's text.
         batch_size: Records in a batch; 0 where there are none.
@@ -330,15 +333,44 @@ _COMPRESSED = (
     _compressed("members", "gzip by `TFRecordWriter`", 3, "on_one_core"),
 )
 
-WORKLOADS = {one.name: one for one in (*_WHOLE, *_DOORS, *map(_random, RANDOM_SIZES), *_COMPRESSED)}
+# Rows that are in memory, to a file in memory.
+
+
+def _writing(name: str, corpus: str, title: str, wanted: dict[str, float], *peers: str) -> Workload:
+    variants = {"ours": (*wanted,), **dict.fromkeys(("tensorflow", *peers), ("TFRecordWriter",))}
+    bars = tuple(Bar((one,), "tensorflow", ("TFRecordWriter",), wanted[one]) for one in wanted)
+    return Workload(f"writing-{name}", "writing", corpus, title, 256, variants, bars)
+
+
+_WRITING = (
+    _writing(
+        "scalars",
+        "rows",
+        "40 scalars a row",
+        {"write": 5, "write_features": 4, "write_arrow": 50},
+        "tfrecord",
+    ),
+    _writing(
+        "tokens", "few-tokens", "2,048 tokens, an array", {"write": 5, "write_arrow": 5}, "tfrecord"
+    ),
+    _writing("pictures", "images", "JPEGs of 70 KB", {"write": 1.2}),
+)
+
+WORKLOADS = {
+    one.name: one
+    for one in (*_WHOLE, *_DOORS, *map(_random, RANDOM_SIZES), *_COMPRESSED, *_WRITING)
+}
 
 
 def columns_of(corpus: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     """By feature: "float", "int" or "byte", and its shape."""
+    scalars = {f"f{n:02}": "float" for n in range(13)} | {f"i{n:02}": "int" for n in range(27)}
+    tabular, tokens = {name: (kind, ()) for name, kind in scalars.items()}, ("int", (2048,))
     return {
-        "tabular": {f"f{n:02}": ("float", ()) for n in range(13)}
-        | {f"i{n:02}": ("int", ()) for n in range(27)},
-        "tokens": {"tokens": ("int", (2048,))},
+        "tabular": tabular,
+        "rows": tabular,
+        "tokens": {"tokens": tokens},
+        "few-tokens": {"tokens": tokens},
         "embeddings": {"id": ("int", ()), "embedding": ("float", (1024,))},
         "images": {"image": ("byte", ()), "label": ("int", ())},
     }[corpus]

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow
 import torch
 import torchvision.transforms.v2 as v2
 from side import Job, Side
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from workloads import CROP, MEAN, STD, columns_of
 
 from sides.at_random import positions_of, side_at_random
+from sides.written import side_that_writes
 from torch_tfrecord import (
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -26,6 +28,7 @@ from torch_tfrecord import (
     Text,
     TFRecordDataset,
     TFRecordIterableDataset,
+    TFRecordWriter,
     VarLenFeature,
     build_index,
     collate,
@@ -33,17 +36,20 @@ from torch_tfrecord import (
     parse_sequence_example,
     read_records,
     tfds,
+    write_arrow,
 )
 
 __all__ = ["features_of", "open_side"]
 
-_DTYPES = {"float": torch.float32, "int": torch.int64}
+_DTYPES = {"float": torch.float32, "int": torch.int64, "byte": bytes}
 
 
 def open_side(job: Job) -> Side:
     """The workload as a user of the library would write it."""
     if job.variant in ("handed_over", "by_torch"):
         return _hand_over(job)
+    if job.workload.table == "writing":
+        return _writing(job)
     if job.workload.table == "random":
         return _random(job)
     if job.workload.table in ("whole", "compressed"):
@@ -81,6 +87,38 @@ def _raw(job: Job) -> Side:
         lambda batch: {"record": batch},
         ordered=job.variant != "in_blocks",
     )
+
+
+def _writing(job: Job) -> Side:
+    """Rows of Python's numbers, arrays and bytes, or a table of Arrow."""
+    features = features_of(job.workload.corpus)
+    dataset = TFRecordDataset(job.path, features)
+    if job.variant == "write_arrow":
+        columns = collate(dataset.__getitems__(range(len(dataset))))
+        arrays = {name: [*column.numpy()] for name, column in columns.items()}
+        table = pyarrow.table(arrays)
+        return side_that_writes(job, partial(write_arrow, table), _read)
+    rows = [{name: _plain(value) for name, value in sample.items()} for sample in dataset]
+    checks = features if job.variant == "write_features" else None
+
+    def write(path: str) -> None:
+        with TFRecordWriter(path, features=checks) as writer:
+            for row in rows:
+                writer.write(row)
+
+    return side_that_writes(job, write, _read)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.numpy() if value.ndim else value.item()
+    return value
+
+
+def _read(job: Job) -> Side:
+    dataset = TFRecordDataset(job.path, features_of(job.workload.corpus))
+    loader = make_dataloader(dataset, job.workload.batch_size, shuffle=False)
+    return Side(lambda: loader, _flat, _rows_of)
 
 
 def _image_features(*, fused: bool) -> tuple[dict[str, Any], Any]:

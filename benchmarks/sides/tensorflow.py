@@ -18,6 +18,8 @@ import tensorflow as tf
 from side import Job, Side
 from workloads import COMPRESSED, CROP, MEAN, STD, columns_of
 
+from sides.written import side_that_writes
+
 __all__ = ["open_side"]
 
 _AUTO = tf.data.AUTOTUNE
@@ -28,11 +30,43 @@ def open_side(job: Job) -> Side:
     """The best pipeline we know for the workload."""
     if job.workload.table in ("whole", "compressed"):
         return _raw(job)
+    if job.workload.table == "writing":
+        return _writing(job)
     if job.workload.corpus == "tfds":
         return _tfds(job)
     if job.workload.corpus == "sequences":
         return _sequences(job)
     return _examples(job)
+
+
+def _writing(job: Job) -> Side:
+    """As its tutorial says: an Example of each row."""
+    columns, spec = columns_of(job.workload.corpus), _spec(job)
+    singles = _records(job).map(lambda record: tf.io.parse_single_example(record, spec))
+    rows = [
+        {
+            name: value.item() if np.shape(value) == () and not isinstance(value, bytes) else value
+            for name, value in row.items()
+        }
+        for row in singles.as_numpy_iterator()
+    ]
+    lists = {
+        "float": lambda value: tf.train.Feature(float_list=tf.train.FloatList(value=value)),
+        "int": lambda value: tf.train.Feature(int64_list=tf.train.Int64List(value=value)),
+        "byte": lambda value: tf.train.Feature(bytes_list=tf.train.BytesList(value=value)),
+    }
+
+    def write(path: str) -> None:
+        with tf.io.TFRecordWriter(path) as writer:
+            for row in rows:
+                feature = {
+                    name: lists[kind](row[name] if shape else [row[name]])
+                    for name, (kind, shape) in columns.items()
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=feature))
+                writer.write(example.SerializeToString())
+
+    return side_that_writes(job, write, _examples)
 
 
 def _batches(records: tf.data.Dataset, *, ordered: bool = True) -> Side:

@@ -10,6 +10,8 @@ import numpy as np
 from side import Job, Side
 from workloads import CROP, MEAN, STD, columns_of
 
+from sides.written import side_that_writes
+
 __all__ = ["open_side"]
 
 
@@ -17,7 +19,29 @@ def open_side(job: Job) -> Side:
     """The workload with what the package offers."""
     if job.variant == "create_index":
         return _index(job)
+    if job.workload.table == "writing":
+        return _writing(job)
     return _raw(job) if job.workload.table == "whole" else _loader(job)
+
+
+def _writing(job: Job) -> Side:
+    from tfrecord.torch.dataset import TFRecordDataset
+    from tfrecord.writer import TFRecordWriter
+
+    columns = columns_of(job.workload.corpus)
+    kinds = {name: kind for name, (kind, _) in columns.items()}
+    rows = [
+        {name: value if columns[name][1] else value.item() for name, value in row.items()}
+        for row in TFRecordDataset(job.path, None, kinds)
+    ]
+
+    def write(path: str) -> None:
+        writer = TFRecordWriter(path)
+        for row in rows:
+            writer.write({name: (value, kinds[name]) for name, value in row.items()})
+        writer.close()
+
+    return side_that_writes(job, write, _loader)
 
 
 def _index(job: Job) -> Side:
