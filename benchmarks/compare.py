@@ -87,7 +87,8 @@ def update_docs(results: dict[str, Any]) -> None:
     replace_block(docs / "performance.md", "ways", way_table(results))
     for block in _TABLES:
         measured = {name: one for name, one in results.items() if WORKLOADS[name].table == block}
-        replace_block(docs / "performance.md", block, table(measured))
+        if measured:
+            replace_block(docs / "performance.md", block, table(measured))
     replace_block(docs / "performance.md", "measured", provenance(results))
 
 

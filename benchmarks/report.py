@@ -74,7 +74,7 @@ def _rows(workload: Workload, result: Mapping[str, Any], goals: bool) -> Iterato
 
 
 def _others(workload: Workload, bars: Iterable[Bar], rates: Rates) -> Rates:
-    """What a way of ours is compared with: its bars say it, else all that others have."""
+    """The rates that a way of ours is compared with: its bars say which, else all of others."""
     named = {(bar.side, name) for bar in bars if bar.side != "ours" for name in bar.variants}
     return {
         key: rate for key, rate in rates.items() if (key in named if named else key[0] != "ours")
