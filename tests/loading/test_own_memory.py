@@ -34,6 +34,7 @@ from torch_tfrecord import (
     encode_example,
     encode_image,
     encode_sequence_example,
+    make_dataloader,
     parse_example,
     parse_single_example,
 )
@@ -207,7 +208,19 @@ class Owner:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "way", ["sample", "samples", "batch", "outer", "text", "single", "parsed", "loader"]
+    "way",
+    [
+        "sample",
+        "samples",
+        "batch",
+        "outer",
+        "text",
+        "single",
+        "parsed",
+        "loader",
+        "threads",
+        "texts of threads",
+    ],
 )
 def test_a_cycle_through_a_list_of_strings_is_freed(path, way):
     features = {"words": FEATURES["words"], "name": FixedLenFeature((), str)}
@@ -224,6 +237,8 @@ def test_a_cycle_through_a_list_of_strings_is_freed(path, way):
         "loader": lambda: next(iter(DataLoader(ds, 4, num_workers=1, collate_fn=collate)))["words"][
             3
         ],
+        "threads": lambda: next(iter(make_dataloader(ds, 4, num_threads=1)))["words"][3],
+        "texts of threads": lambda: next(iter(make_dataloader(ds, 4, num_threads=1)))["name"],
     }[way]()
     assert type(words) is list and words
     owner = Owner()

@@ -3,6 +3,7 @@ ours asks of them is refused. Any bytes at all: `tests/protobuf/test_wire.py` an
 """
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -271,12 +272,21 @@ def test_slots_that_add_to_their_own_list_are_those_at_the_call():
     assert block.view(np.int64).tolist() == [7]
 
 
-def test_the_collector_skips_lists_of_strings():
-    # which are in no cycle; it walked all of torch for those of a few batches
+def test_lists_of_strings_are_hidden_until_they_are_shown():
     spans, splits = np.array([0, 1, 1, 2]), np.array([0, 1, 1, 2])
-    rows = core.copies(b"abc", spans, splits)
-    assert rows == [[b"a"], [], [b"bc"]]
-    for values in (*rows, core.texts(b"abc", spans)):
-        assert not gc.is_tracked(values)
-    rows[0].append(b"d" * 100)
-    assert rows[0] + rows[1] == [b"a", b"d" * 100]
+    assert gc.is_tracked(core.copies(b"abc", spans, splits)[0])
+    core.hide(True)
+    try:
+        rows, texts = core.copies(b"abc", spans, splits), core.texts(b"abc", spans)
+        with ThreadPoolExecutor(1) as other:  # only in this thread
+            assert gc.is_tracked(other.submit(core.texts, b"abc", spans).result())
+    finally:
+        core.hide(False)
+    assert gc.is_tracked(core.texts(b"abc", spans))
+    assert [gc.is_tracked(values) for values in (*rows, texts)] == [False] * 4
+    for _ in range(2):
+        core.show(rows)
+        core.show(texts)
+        core.show([])
+        assert all(gc.is_tracked(values) for values in (*rows, texts))
+    assert (rows, texts) == ([[b"a"], [], [b"bc"]], ["a", "bc"])

@@ -32,6 +32,7 @@ from torch_tfrecord.loading.map_dataset import (
 )
 from torch_tfrecord.loading.pinned import Cut, Pins, pinned_bytes
 from torch_tfrecord.loading.sample_maker import helped_by, transform_samples, with_label
+from torch_tfrecord.native import native_module
 from torch_tfrecord.order import Leaves, Part
 from torch_tfrecord.phases import Counters, Phase, count, count_in
 from torch_tfrecord.random_stream import RandomStream, draw_salt
@@ -387,6 +388,7 @@ class _ReadAheadIterator(Iterator[Batch]):
         if self._ahead is None:
             with helped_by(self._pool):
                 return _finish(self._dataset, loaded, self._collate_fn)
+        _show(loaded)
         return loaded
 
     def _start(self) -> None:
@@ -507,7 +509,14 @@ def _load(
 
     def made(several: Sequence[Sequence[int]], *, is_last: bool = False) -> list[Any]:
         if pins is None:
-            return load(several)
+            native = native_module("columns")
+            if native is None or collate_fn is None:
+                return load(several)
+            native.hide(True)
+            try:
+                return load(several)
+            finally:
+                native.hide(False)
         again = None if is_last else partial(each, several, is_last=True)
         return [pins.make(partial(load, several), len(several), again)]
 
@@ -534,6 +543,16 @@ def _load(
     fit = _TASK_SECONDS * number // (worked or 1e-6)
     fit_bytes = most_bytes // max(_num_bytes(found[-1][0]), 1)
     return found, number, max(int(min(fit, fit_bytes, 2 * number, most)), 1)
+
+
+def _show(batch: object) -> None:
+    """Show the lists of a batch to the garbage collector, now that anything may be put into them."""
+    if isinstance(batch, (dict, tuple)):
+        for column in batch.values() if isinstance(batch, dict) else batch:
+            if not isinstance(column, torch.Tensor):
+                _show(column)
+    elif type(batch) is list and (native := native_module("columns")) is not None:
+        native.show(batch)
 
 
 def _num_batches(outcome: _Outcome) -> int:

@@ -23,8 +23,16 @@ from libc.string cimport memcmp, memcpy, memset
 
 from torch_tfrecord.native.jobs cimport Job
 
+cdef extern from *:
+    """
+    static _Thread_local int tfr_hides;
+    """
+    bint tfr_hides
+
 cdef extern from "Python.h":
+    void PyObject_GC_Track(void *value)
     void PyObject_GC_UnTrack(void *value)
+    bint PyObject_GC_IsTracked(object value)
 
 cdef extern from "varints.h" nogil:
     ctypedef bint (*tfr_decoder)(const uint8_t *p, const uint8_t *end, const uint8_t *limit, int64_t *out)
@@ -37,7 +45,7 @@ cdef extern from "varints.h" nogil:
     bint tfr_is_utf8(const uint8_t *p, int64_t n)
     void tfr_prefetch "__builtin_prefetch"(const void *p)
 
-__all__ = ["Memory", "ParseJob", "Plan", "SequencePlan", "copies", "string_at", "strings_in", "texts", "varints"]
+__all__ = ["Memory", "ParseJob", "Plan", "SequencePlan", "copies", "hide", "show", "string_at", "strings_in", "texts", "varints"]
 
 # The kinds of a Feature's list, by their field numbers.
 cdef enum:
@@ -1122,6 +1130,25 @@ def texts(const uint8_t[::1] buffer not None, const int64_t[::1] spans not None,
     return strings(buffer, spans, offsets, True)
 
 
+def hide(bint wanted):
+    """Whether the lists of strings that this thread makes from now on are hidden from the garbage collector.
+
+    They refer to nothing, but the collector walks all that the program has, again and again, where many lists stay:
+    those of batches that wait. Whoever hands them out must `show` them, since users may put anything into a list.
+    """
+    global tfr_hides
+    tfr_hides = wanted
+
+
+def show(list values not None):
+    """Show a list, and the lists in it, to the garbage collector."""
+    if not PyObject_GC_IsTracked(values):
+        PyObject_GC_Track(<void *>values)
+    if values and type(values[0]) is list:
+        for value in values:
+            show(value)
+
+
 cdef list strings(const uint8_t[::1] buffer, const int64_t[::1] spans, const int64_t[::1] offsets, bint is_text):
     cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
     cdef const int64_t *first = &spans[0] if spans.shape[0] else NULL
@@ -1155,9 +1182,8 @@ cdef list strings_of(const char *base, int64_t size, const int64_t *spans, int64
         value = string_of(base + start, length, is_text)
         Py_INCREF(value)
         PyList_SET_ITEM(values, number, value)
-    # Strings refer to nothing, so that the list is in no cycle. Else those of the batches that are ready would make the
-    # collector walk all that the program has, again and again: half of the time.
-    PyObject_GC_UnTrack(<void *>values)
+    if tfr_hides:
+        PyObject_GC_UnTrack(<void *>values)
     return values
 
 

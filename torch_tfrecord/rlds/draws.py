@@ -1,4 +1,4 @@
-"""What is drawn for each sample of steps: which of several features it has, and whether a feature is there at all."""
+"""Draws for each sample of steps: which of several features it has, and whether a feature is there at all."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class DrawnColumn(EpisodeColumn):
 
 
 class Drawn:
-    """What is drawn for the samples of a batch, by their keys."""
+    """The draws of the samples of a batch, by their keys."""
 
     def __init__(self, draws: Sequence[Draw], keys: Keys) -> None:
         self._by_path = {draw.path: draw.drawn(keys) for draw in draws}
