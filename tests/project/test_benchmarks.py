@@ -206,6 +206,15 @@ def script(monkeypatch, tmp_path, capsys):
     return run
 
 
+@pytest.mark.slow
+def test_beside_a_loop_that_keeps_the_lock(script):
+    titles, _, row, other = script("lock", "tokens", "texts", "--kept")
+    assert titles == ["work", "alone/s", "beside the loop/s", "kept", "loop waits"]
+    assert (row[0], other[0]) == ("tokens, batch 64", "texts, batch 64")
+    assert int(row[1].replace(",", "")) > 0
+    assert int(row[2].replace(",", "")) > 0
+
+
 @pytest.mark.daily
 def test_a_training_loop_beside_the_peers(script):
     ideal, *rows = script("lock", "tokens")[2:]
