@@ -89,6 +89,9 @@ class Encoding(NamedTuple):
         is_same = header.format == self.image_format and turn == 1
         if is_same and self.image_format == "jpeg" and not self.recompress:
             return encoded, ""
+        # Takes a second: not for pictures that stay as they are.
+        from torchvision.transforms.functional import to_pil_image
+
         if pixels.dtype != torch.uint8 and not self.to_8bit:
             # half of the bits would be lost, for example of a depth map
             return encoded, "16-bit"
@@ -106,8 +109,6 @@ class Encoding(NamedTuple):
             options["exif"] = exif = PIL.Image.Exif()
             exif[_ORIENTATION] = header.orientation
         buffer = io.BytesIO()
-        from torchvision.transforms.functional import to_pil_image  # imported in a second
-
         try:
             # The second picture of a JPEG is a preview.
             picture: Any = PIL.Image.open(io.BytesIO(encoded))

@@ -88,7 +88,9 @@ class _Writer(ABC):
         self._count += 1
 
     def write_columns(
-        self, lists: Mapping[str, tuple[str, Any, Any, Any, Any]], num_rows: int
+        self,
+        lists: Mapping[str, tuple[str, Any, Any, npt.NDArray[np.int64], npt.NDArray[np.bool_]]],
+        num_rows: int,
     ) -> None:
         """Append an Example for each row of some columns, as `write_arrow` does.
 

@@ -547,8 +547,7 @@ class BoxLeaf(Leaf):
         # torchvision has x first.
         self._order = [1, 0, 3, 2] if bbox_format.endswith("YXYX") else [0, 1, 2, 3]
         kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
-        boxes = tv_tensors.BoundingBoxes(torch.empty(0, 4), format=kind, canvas_size=(1, 1))
-        self._fields = vars(boxes)
+        self._like = tv_tensors.BoundingBoxes(torch.empty(0, 4), format=kind, canvas_size=(1, 1))
         self.wants = self.wants if image is None else (*self.wants, image)
 
     def read(self, columns: Sequence[Column]) -> object:
@@ -582,14 +581,12 @@ class BoxLeaf(Leaf):
         if self._is_relative:
             # (width, height, width, height)
             numbers *= sizes[:, [1, 0, 1, 0]].repeat(counts, axis=0)
-        found: list[object] = []
-        # Without the constructor, in which torch gives Python's lock away six times.
         parts = torch.split(torch.from_numpy(numbers), counts.tolist())
-        for part, size in zip(parts, sizes.tolist(), strict=True):
-            boxes = part.as_subclass(tv_tensors.BoundingBoxes)
-            vars(boxes).update(self._fields, canvas_size=tuple(size))
-            found.append(boxes)
-        return found
+        # Not by the constructor, in which torch gives Python's lock away six times.
+        return [
+            tv_tensors.wrap(part, like=self._like, canvas_size=tuple(size))
+            for part, size in zip(parts, sizes.tolist(), strict=True)
+        ]
 
 
 def _read_sizes(column: Column, sizes: Ints) -> None:
