@@ -326,6 +326,7 @@ def encode_columns(list columns not None, int64_t[::1] lengths not None, bytearr
             take_column(&sources[number], column, num_rows, kept)
             size += most_bytes(&sources[number], num_rows)
         memory = room(memory, size)
+        view = PyMemoryView_FromObject(memory)  # so that no other thread resizes it meanwhile
         begin = <uint8_t *>PyByteArray_AS_STRING(memory)
         at = begin + size
         with nogil:
@@ -335,7 +336,7 @@ def encode_columns(list columns not None, int64_t[::1] lengths not None, bytearr
                     wrong = row
         if wrong >= 0:
             raise ValueError(f"row {wrong}: expected an Example of less than 2 GiB, got {lengths[wrong]} bytes")
-        return PyMemoryView_FromObject(memory)[at - begin:size]
+        return view[at - begin:size]
     finally:
         free(sources)
 
