@@ -327,6 +327,8 @@ def as_plain(batch: Value) -> Value:
     """A batch as users see it: its columns are plain tensors, as torch's own collate gives, since
     torch.compile does not take tv_tensors; ragged ones are in the simplest type that holds them.
     """
+    if type(batch) is torch.Tensor:  # the usual case
+        return batch
     if isinstance(batch, Nested):
         return as_plain(wrap_nested(batch))
     if isinstance(batch, dict):
