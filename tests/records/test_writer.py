@@ -18,6 +18,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 import zlib
@@ -174,6 +175,46 @@ def test_a_bytearray_may_change_after_it_was_written(tmp_path):
         record[:] = b"XYZ"
         writer.write(record)
     assert list(read_records(tmp_path / "x")) == [b"abc", b"XYZ"]
+
+
+@pytest.mark.parametrize("name", ["t.tfrecord", "t.tfrecord.gz"])
+def test_threads_write_one_file(name, tmp_path):
+    rng = np.random.default_rng(0)
+    payloads = [rng.bytes(length) for length in rng.integers(0, 60_000, 60)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with TFRecordWriter(tmp_path / name, write_index=True) as writer:
+
+            def write(thread):
+                for number, payload in enumerate(payloads):
+                    values = np.full(number * 50, thread * 1000 + number)
+                    writer.write({"values": values, "payload": payload})
+                    writer.write(payload)
+
+            threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    rows, alone = [], []
+    for record in read_records(tmp_path / name):
+        if record in payloads:
+            alone.append(record)
+        else:
+            row = decode_example(record)
+            found = set(row["values"].tolist()) if len(row["values"]) else set()
+            rows.append((row["payload"][0], len(row["values"]), found))
+    assert sorted(alone) == sorted(4 * payloads)
+    expected = [
+        (payload, number * 50, {thread * 1000 + number} if number else set())
+        for thread in range(4)
+        for number, payload in enumerate(payloads)
+    ]
+    assert sorted(rows, key=repr) == sorted(expected, key=repr)
+    assert RecordIndex.load(IndexKeeper.place(str(tmp_path / name))) == build_index(tmp_path / name)
 
 
 @pytest.mark.parametrize("record", ["text", 3, None, 2.5, [b"abc"], np.zeros(3), ...], ids=repr)

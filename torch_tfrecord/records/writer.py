@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -60,6 +61,9 @@ class _Writer(ABC):
         # A forked child has a copy of the writer, and of its buffer, but not its file.
         self._pid = os.getpid()
         self._count = 0
+        # Rows are encoded in the same memory, and written in parts. A forked child may never get it:
+        # `_check_open` comes before.
+        self._lock = threading.RLock()
         # While everything is there still; workers end without dropping their objects.
         util.Finalize(self, _give_up, (weakref.ref(self),), exitpriority=0)
 
@@ -78,14 +82,19 @@ class _Writer(ABC):
             OSError: the disk is full or the like; the file is given up, and `close` raises again.
         """
         self._check_open()
-        framed = self._encoder.view(record, framed=True)
-        data, is_framed = framed or self._payload(record), framed is not None
-        try:
-            self._shard_for(len(data) - OVERHEAD_BYTES * is_framed).write(data, is_framed=is_framed)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        self._count += 1
+        with self._lock:
+            if self._closed or self._failure:  # by another thread
+                self._check_open()
+            framed = self._encoder.view(record, framed=True)
+            data, is_framed = framed or self._payload(record), framed is not None
+            length = len(data) - OVERHEAD_BYTES * is_framed
+            try:
+                self._shard_for(length).write(data, is_framed=is_framed)
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self._count += 1
+            del framed, data  # they are the encoder's memory
 
     def write_columns(
         self,
@@ -107,13 +116,16 @@ class _Writer(ABC):
             OSError: as for `write`.
         """
         self._check_open()
-        found = self._encoder.encode_columns(lists, num_rows, self._count)
-        if found is None:
-            for row in self._encoder.rows_of(lists, num_rows):
-                self.write(row)
-            return
-        with self._failing():
-            self._write_framed(*found)
+        with self._lock:
+            self._check_open()
+            found = self._encoder.encode_columns(lists, num_rows, self._count)
+            if found is None:
+                for row in self._encoder.rows_of(lists, num_rows):
+                    self.write(row)
+            else:
+                with self._failing():
+                    self._write_framed(*found)
+                del found  # it is the encoder's memory
 
     def _write_framed(self, records: memoryview, lengths: npt.NDArray[np.int64]) -> None:
         for record, length in split_records(records, lengths):
@@ -125,9 +137,11 @@ class _Writer(ABC):
         after `close`.
         """
         self._check_open()
-        with self._failing():
-            for shard in self._open_shards():
-                shard.flush()
+        with self._lock:
+            self._check_open()
+            with self._failing():
+                for shard in self._open_shards():
+                    shard.flush()
 
     def close(self) -> None:
         """Finish: sync to the disk, then let the file appear under its name. Closing twice is no
@@ -141,9 +155,11 @@ class _Writer(ABC):
         if self._closed and self._failure is None:
             return
         self._check_open()
-        with self._failing():
-            self._commit()
-        self._closed = True
+        with self._lock:
+            self._check_open()
+            with self._failing():
+                self._commit()
+            self._closed = True
 
     def _check_open(self) -> None:
         # To close again after a failure must not look like success.
@@ -236,7 +252,8 @@ class TFRecordWriter(_Writer):
     Plain files are byte-identical to TensorFlow's; compressed ones decompress to identical bytes
     and are reproducible. A writer that is dropped without `close`, also at the end of the program,
     leaves no file: a UserWarning names the path and the number of records lost. Leaving `with` by
-    an exception leaves no file, either.
+    an exception leaves no file, either. Several threads may write: records follow in the order of
+    their calls.
 
     Args:
         path: A local path, or one with a ``scheme://`` (``s3://bucket/train.tfrecord``). A file
