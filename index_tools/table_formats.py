@@ -52,6 +52,7 @@ _DAMAGE = (
     EOFError,
     ArithmeticError,
 )
+_AS_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=bytes.decode).encode
 _INTEGER = re.compile(r"\s*([+-]?)0*(\d+)\s*")
 _CSV = dataset.CsvFileFormat(
     csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
@@ -263,8 +264,6 @@ def write_table(kind: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch],
         ValueError: The kind cannot store a feature; names it.
     """
     file = AtomicFile(path)
-    rows = (row for batch in batches for row in batch.to_pylist())
-    found = ([pair for pair in row.items() if pair[1] is not None] for row in rows)
     try:
         if kind == "parquet":
             sink = pa.PythonFile(SimpleNamespace(write=file.write, closed=False), "w")
@@ -272,20 +271,38 @@ def write_table(kind: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch],
                 for batch in batches:
                     table.write_batch(batch)
         elif kind == "tar":
+            rows = (row for batch in batches for row in batch.to_pylist())
+            found = ([pair for pair in row.items() if pair[1] is not None] for row in rows)
             _write_tar(file, found)
-        elif kind == "json":
-            for pairs in found:
-                text = ", ".join(
-                    f"{json.dumps(name)}: {_json(name, value)}" for name, value in pairs
-                )
-                file.write(f"{{{text}}}\n".encode())
         else:
-            for row in chain([{name: name for name in schema.names}], rows):
-                file.write(",".join(map(_cell, row, row.values())).encode() + b"\n")
+            if kind == "csv":
+                file.write(",".join(_cell(name, name) for name in schema.names).encode() + b"\n")
+            for batch in batches:
+                file.write(_lines(kind, batch))
         file.prepare()
         file.publish()
     finally:
         file.discard()
+
+
+def _lines(kind: str, batch: pa.RecordBatch) -> bytes:
+    """The rows of a batch as CSV or JSON."""
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        values = column.to_pylist()
+        if kind == "csv":
+            texts = [_cell(name, value) for value in values]
+        elif pa.types.is_primitive(column.type):  # all in one call
+            texts = _json(name, values)[1:-1].split(", ")
+        else:
+            texts = [_json(name, value) for value in values]
+        label = "" if kind == "csv" else f"{json.dumps(name)}: "
+        found = zip(texts, values, strict=True)
+        columns.append([label + text if value is not None else "" for text, value in found])
+    rows = zip(*columns, strict=True)
+    if kind == "csv":
+        return "".join(f"{','.join(row)}\n" for row in rows).encode()
+    return "".join(f"{{{', '.join(filter(None, row))}}}\n" for row in rows).encode()
 
 
 def _cell(name: str, value: Any) -> str:
@@ -301,7 +318,7 @@ def _cell(name: str, value: Any) -> str:
 
 def _json(name: str, value: object) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=bytes.decode)
+        return _AS_JSON(value)
     except ValueError as error:
         text = f"feature {name!r}: text holds finite numbers and UTF-8: {_WAY_OUT}"
         raise ValueError(text) from error

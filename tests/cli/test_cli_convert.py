@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -24,7 +25,7 @@ from jobs import run_job
 
 from index_tools import convert
 from index_tools.main import main
-from index_tools.table_formats import read_tables
+from index_tools.table_formats import read_tables, write_table
 from torch_tfrecord import (
     LimitExceededError,
     TFRecordDataset,
@@ -177,6 +178,96 @@ def test_json_lines_are_what_json_reads(capsys):
 
 
 # WebDataset.
+
+
+def csv_cell(value):
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, str):
+        return '"' + value.replace('"', '""') + '"'
+    return "" if value is None else repr(value)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_each_row_of_a_text_file_is_what_python_writes_of_it(kind):
+    random = np.random.default_rng(7)
+    alphabet = [
+        "a",
+        '"',
+        "\n",
+        "\r",
+        "\t",
+        ",",
+        "\\",
+        "\0",
+        "\x7f",
+        "é",
+        "𝄞",
+        "\u2028",
+        "null",
+        "{}",
+        " ",
+        "",
+    ]
+    exponents = 10.0 ** random.integers(-40, 39, 4000)
+
+    def texts():
+        return ["".join(random.choice(alphabet, random.integers(5))) for _ in range(2000)]
+
+    floats = random.standard_normal(4000) * exponents
+    floats[::7] = np.rint(random.standard_normal(572) * 10.0 ** random.integers(0, 20, 572))
+    floats[:6] = 0.0, -0.0, 1e-4, 9.9e-5, 1e10, 1e16
+    columns = {
+        "int": random.integers(-(1 << 63), (1 << 63) - 1, 2000),
+        "bool": random.integers(0, 2, 2000) == 1,
+        "single": floats[:2000].astype(np.float32),
+        'a "double"': floats[2000:],
+        "text": texts(),
+        "bytes": [text.encode() for text in texts()],
+        "é": [[*random.integers(9, size=random.integers(2))] for _ in range(2000)],
+    }
+    if kind == "json":
+        columns["lists"] = [[*random.random(random.integers(4))] for _ in range(2000)]
+        columns["words"] = [[text[:2], text[2:]] for text in texts()]
+    else:
+        columns["single"][6:9] = np.nan, np.inf, -np.inf
+    lacking = random.random((len(columns), 2000)) < 0.1
+    types = {"bytes": pa.binary(), "single": pa.float32(), 'a "double"': pa.float64()}
+    arrays = [
+        pa.array(
+            [None if lacks else value for value, lacks in zip(column, mask, strict=True)],
+            types.get(name),
+        )
+        for (name, column), mask in zip(columns.items(), lacking, strict=True)
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, [*columns])
+    parts = (batch.slice(begin, 300) for begin in range(0, 2000, 300))
+    write_table(kind, batch.schema, parts, "rows")
+    lines = [",".join(map(csv_cell, columns))] * (kind == "csv")
+    for row in batch.to_pylist():
+        if kind == "csv":
+            lines.append(",".join(map(csv_cell, row.values())))
+            continue
+        there = {name: value for name, value in row.items() if value is not None}
+        text = json.dumps(there, ensure_ascii=False, default=bytes.decode)
+        lines.append(text.replace('"é":', '"\\u00e9":'))
+    assert Path("rows").read_bytes() == "".join(f"{line}\n" for line in lines).encode()
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), b"\xff", b"\xed\xa0\x80"])
+def test_what_a_text_file_cannot_store_is_refused_by_name(kind, value):
+    batch = pa.RecordBatch.from_pydict({"a": [1, 2], "b": [None, value]})
+    if kind == "csv" and isinstance(value, float):
+        write_table(kind, batch.schema, iter([batch]), "rows")
+        assert Path("rows").read_text() == f'"a","b"\n1,\n2,{value}\n'
+        return
+    text = "feature 'b': text holds finite numbers and UTF-8: leave it out by --columns, or write Parquet"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        write_table(kind, batch.schema, iter([batch]), "rows")
+    assert not os.path.exists("rows")
 
 
 def test_a_tar_is_what_tarfile_and_webdataset_read():
