@@ -14,24 +14,23 @@ from torch_tfrecord.shown import shown_value
 __all__ = ["RECIPES", "load_code", "load_features", "open_dataset"]
 
 
-def load_features(source: str | None, paths: Sequence[str], num_records: int = 100) -> Any:
+def load_features(source: str | None, paths: Sequence[str]) -> Any:
     """The features of an option, or those inferred from some records: see `load_code`."""
-    return load_code(source, paths, num_records)["features"]
+    return load_code(source, paths)["features"]
 
 
-def load_code(source: str | None, paths: Sequence[str], num_records: int = 100) -> dict[str, Any]:
+def load_code(source: str | None, paths: Sequence[str]) -> dict[str, Any]:
     """The names that an option's code assigns; `features` alone where there is no code.
 
     Args:
         source: A file of Python code, or None.
         paths: The files whose records are looked at.
-        num_records: How many of large files.
 
     Raises:
         ValueError: The code fails, or does not assign features.
     """
     if source is None:
-        return {"features": infer_features(list(paths), num_records=num_records)}
+        return {"features": infer_features(list(paths))}
     try:
         code = runpy.run_path(source)
     except OSError:

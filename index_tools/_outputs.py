@@ -171,21 +171,17 @@ class Output:
             suffix=self.suffix,
             write_index=True,
         )
-        writer.beside, writer.file = beside, self.file
+        writer._beside, writer.file = beside, self.file
         return writer
 
 
 class ShardWriter(ShardedTFRecordWriter):
     """Shards, or one file, that appear together with other files of their folder."""
 
-    beside: Sequence[AtomicFile] = ()
     file: str | None = None
 
     def _names(self, total: int) -> list[str]:
         return [self.file] if self.file else super()._names(total)
-
-    def _beside(self) -> Sequence[AtomicFile]:
-        return self.beside
 
 
 def shard_name(prefix: str, number: int, total: int, suffix: str) -> str:

@@ -22,6 +22,8 @@ from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from torch_tfrecord import TFRecordError
@@ -244,17 +246,11 @@ def _groups(
     """The files, in order, and their bytes: some small ones together; one of unknown size, which is
     remote, alone.
     """
-    groups: list[tuple[list[str], int]] = []
-    room = 0
-    for path, size in zip(paths, sizes, strict=True):
-        wanted = size or most_bytes
-        if not groups or len(groups[-1][0]) >= _GROUP_FILES or wanted > room:
-            groups.append(([], 0))
-            room = most_bytes
-        group, num_bytes = groups[-1]
-        groups[-1] = [*group, path], num_bytes + size
-        room -= wanted
-    return groups
+    least = most_bytes // _GROUP_FILES
+    ends = accumulate(max(size or most_bytes, least) for size in sizes)
+    rows = zip(((end - 1) // most_bytes for end in ends), paths, sizes, strict=True)
+    groups = ([*group] for _, group in groupby(rows, itemgetter(0)))
+    return [([path for _, path, _ in group], sum(row[2] for row in group)) for group in groups]
 
 
 def _work_on_group(

@@ -178,7 +178,8 @@ def _index_file(
             reader=_reader(columns) if columns else None,
         )
         if format == _SIDECAR:
-            index._with_facts(_kept={**before, **index._kept})._keep(place)
+            whole = index._with_facts(_kept={**before, **index._kept})
+            IndexKeeper.write(place, whole.to_bytes())
         else:
             index.to_tfrecord2idx(place)
     size = file.file_size

@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from crc32c import crc32c
 
 from index_tools._features import load_features, open_dataset
@@ -46,7 +45,6 @@ from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.media import image_format, image_size
 from torch_tfrecord.per_process import num_processors
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.samples import DType
 from torch_tfrecord.tables import Survey
 
 with needs_extra("tfrecord stats", "tools"):
@@ -66,11 +64,6 @@ _MOST_BYTES = 256  # two values that begin with the same ones count as one
 _SLICE = 1 << 15  # values at once: they stay in the processor's cache
 _BATCHES = 8  # put together, as each column of each has a price
 
-_DTYPES: dict[str, DType] = {
-    "int64_list": torch.int64,
-    "float_list": torch.float32,
-    "bytes_list": bytes,
-}
 _KINDS = {
     "Image": "image",
     "RawTensor": "tensor",
@@ -450,7 +443,7 @@ def _stored_features(
         readers = [getattr(spec, reader)(name) for name, spec in (specs or {}).items()]
         wants = [want for one in readers for want in one.wants]
         kinds.update((want.key, _KINDS.get(want.what, want.kind.counted)) for want in wants)
-        return {want.key: VarLenFeature(_DTYPES[want.kind.field]) for want in wants}
+        return {want.key: VarLenFeature(want.kind.dtype) for want in wants}
 
     if isinstance(features, SequenceFeatures):
         steps = stored(features.sequence_features, "_step_reader")

@@ -38,6 +38,9 @@ class AtomicFile:
     Args:
         path: The final path. Its directory must exist.
 
+    Attributes:
+        is_regular: Whether the target is a regular file, not a device or pipe.
+
     Raises:
         OSError: See `open`; names the path.
     """
@@ -47,10 +50,10 @@ class AtomicFile:
         self._target = _target(path)
         self._temporary: Path | None = None
         self._pid = os.getpid()
-        self._direct = False
+        self.is_regular = True
         # One call, as another process may replace it.
         with contextlib.suppress(OSError):
-            self._direct = not stat.S_ISREG(self._target.stat().st_mode)
+            self.is_regular = stat.S_ISREG(self._target.stat().st_mode)
         self._buffer = bytearray()
         with name_path(path):
             self._fd = self._open()
@@ -58,7 +61,7 @@ class AtomicFile:
     def _open(self) -> int:
         if self._target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if self._direct:
+        if not self.is_regular:
             # O_NONBLOCK: a FIFO without a reader is an error, not a wait.
             fd = open_path(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             os.set_blocking(fd, True)
@@ -103,11 +106,6 @@ class AtomicFile:
         """
         return f".{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}.{ending}"
 
-    @property
-    def is_regular(self) -> bool:
-        """Whether the target is a regular file, not a device or pipe."""
-        return not self._direct
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes, possibly buffered."""
         if len(data) < _BUFFER_BYTES:
@@ -142,7 +140,7 @@ class AtomicFile:
         """
         self.flush()
         with name_path(self.path):
-            if not self._direct:
+            if self.is_regular:
                 os.fsync(self._fd)
             return os.fstat(self._fd)
 
@@ -160,7 +158,7 @@ class AtomicFile:
         """
         if path is not None:
             self.path, self._target = path, _target(path)
-        if not self._direct:
+        if self.is_regular:
             with name_path(self.path):
                 _clear_dead(_temporary_names(self._target))
                 is_new = self._link(self._target)

@@ -39,7 +39,7 @@ from torch_tfrecord.records.codecs import DETECTED_BYTES, SeekPoints, codecs, op
 from torch_tfrecord.records.framing import HEADER_BYTES, OVERHEAD_BYTES
 from torch_tfrecord.records.reader import RecordReader
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
-from torch_tfrecord.records.sidecar import ArrayPlace, SidecarFormat, stored_number, write_sidecar
+from torch_tfrecord.records.sidecar import ArrayPlace, SidecarFormat, stored_number
 from torch_tfrecord.samples import RecordPlace
 
 __all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex"]
@@ -165,10 +165,6 @@ class RecordIndex:
     def columns(self) -> Mapping[str, npt.NDArray[Any]]:
         """See the class."""
         return {name: column.array() for name, column in self._kept.items()}
-
-    def _find_kept(self, access: Access = Access.DEFAULT) -> Mapping[str, _Column]:
-        """`_kept`, from the index file if it was not read."""
-        return self._kept_index(access)._kept
 
     def _kept_index(self, access: Access) -> RecordIndex:
         """This index, or the one in the index file that `_kept_at` names, if it is there."""
@@ -337,10 +333,6 @@ class RecordIndex:
         return _FORMAT.pack(
             metadata, {**arrays, "extra": np.frombuffer(points + columns, np.uint8)}
         )
-
-    def _keep(self, place: str) -> None:
-        """Write it where indexes are found; see `write_sidecar`."""
-        write_sidecar(place, self.to_bytes())
 
     @classmethod
     def load(

@@ -271,37 +271,29 @@ class RecordReader:
         Raises:
             TFRecordError: At least one record is bad; `read` gives the error of each.
         """
-        # The core reads, checks and packs a local batch at once, when its bytes are first used; it
-        # gives up where it finds anything wrong, and the code below says what.
-        found = LocalFile.read_records(source_of, files, offsets, lengths, verify_crc=self._verify)
-        if found is not None:
-            buffer, places, job = found
-            again = partial(self._read_pieces, source_of, files, offsets, lengths)
-            return PackedRecords(buffer, places, lengths, job, again)
-        return self._read_pieces(source_of, files, offsets, lengths, blocks)
 
-    def _read_pieces(
-        self,
-        source_of: Callable[[int], FileSource],
-        files: _Integers,
-        offsets: _Integers,
-        lengths: _Integers,
-        blocks: _ReadTogether | None = None,
-    ) -> PackedRecords:
-        buffer, places = read_pieces(source_of, files, offsets, lengths + OVERHEAD_BYTES, blocks)
-        records = PackedRecords(buffer, places + HEADER_BYTES, lengths)
-        bad = first_bad_record(records.buffer, places, lengths, verify_crc=self._verify)
-        if bad is None:
-            return records
-        # One at a time, in file order, so that no stream goes back: one of them raises its error,
-        # unless a cache had damaged bytes, which it has dropped by now.
-        payloads = [b""] * len(files)
-        for number in np.lexsort((offsets, files)).tolist():
-            payloads[number] = self.read(
-                source_of(int(files[number])), int(offsets[number]), int(lengths[number])
+        def again() -> PackedRecords:
+            buffer, places = read_pieces(
+                source_of, files, offsets, lengths + OVERHEAD_BYTES, blocks
             )
-        starts = np.cumsum(lengths) - lengths
-        return PackedRecords(b"".join(payloads), starts, lengths)
+            records = PackedRecords(buffer, places + HEADER_BYTES, lengths)
+            bad = first_bad_record(records.buffer, places, lengths, verify_crc=self._verify)
+            if bad is None:
+                return records
+            # One at a time, in file order, so that no stream goes back: one of them raises its error,
+            # unless a cache had damaged bytes, which it has dropped by now.
+            payloads = [b""] * len(files)
+            for number in np.lexsort((offsets, files)).tolist():
+                payloads[number] = self.read(
+                    source_of(int(files[number])), int(offsets[number]), int(lengths[number])
+                )
+            starts = np.cumsum(lengths) - lengths
+            return PackedRecords(b"".join(payloads), starts, lengths)
+
+        # The core reads, checks and packs a local batch at once, when its bytes are first used; it
+        # gives up where it finds anything wrong, and the code above says what.
+        found = LocalFile.read_records(source_of, files, offsets, lengths, verify_crc=self._verify)
+        return again() if found is None else PackedRecords(*found[:2], lengths, found[2], again)
 
 
 def _check_length(header: bytes, length: int, limit: int | None = None) -> None:

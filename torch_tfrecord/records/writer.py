@@ -352,6 +352,9 @@ class ShardedTFRecordWriter(_Writer):
         'out/train-00000-of-00004.tfrecord'
     """
 
+    # Prepared files of the same folder that appear with the shards; for classes that write such.
+    _beside: Sequence[AtomicFile] = ()
+
     def __init__(
         self,
         prefix: str | os.PathLike[str],
@@ -421,7 +424,7 @@ class ShardedTFRecordWriter(_Writer):
             upload_record_files(self._shards, paths, self._access)
         else:
             # Their numbers are known by now, so their names are, too.
-            self._files.publish(paths, self._beside())
+            self._files.publish(paths, self._beside)
             for shard, path in zip(self._shards, paths, strict=True):
                 # Only now: until the last rename the old shards may come back, with their indexes.
                 shard.remove_old_indexes(path)
@@ -429,12 +432,6 @@ class ShardedTFRecordWriter(_Writer):
 
     def _names(self, total: int) -> list[str]:
         return [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
-
-    def _beside(self) -> Sequence[AtomicFile]:
-        """Prepared files of the same folder that appear with the shards; for classes that write
-        such.
-        """
-        return ()
 
     def _discard(self) -> None:
         super()._discard()

@@ -38,7 +38,6 @@ __all__ = [
     "FoundRecord",
     "Values",
     "all_read",
-    "decode_record",
     "guess_message",
     "read_text",
     "spread_records",
@@ -107,8 +106,26 @@ class FoundRecord(NamedTuple):
                 yield cls(path, block.position + number, int(block.offsets[number]), payload)
 
     def decode(self) -> Decoded:
-        """See `decode_record`."""
-        return decode_record(self.payload)
+        """Decode an Example, or a SequenceExample, which alone has feature lists.
+
+        protobuf takes most short texts, and other messages, for an Example without features.
+
+        Raises:
+            ParseError: It is neither; says what it looks like, and which spec reads it.
+        """
+        record = self.payload
+        with suppress(ParseError):
+            context, lists = sample = decode_sequence_example(record)
+            found = itertools.chain(context.values(), *lists.values())
+            # or at least says their kind
+            has_values = any(isinstance(values, np.ndarray) or values for values in found)
+            if has_values or (_is_bare(record) and "ELWC" not in str(guess_message(record))):
+                return sample
+        looks, spec = self.looks_like()
+        raise ParseError(
+            f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}: "
+            f"features={spec} reads them"
+        )
 
     def looks_like(self) -> tuple[str, str]:
         """The kind of a record that is no Example, and the `features` that read it.
@@ -117,48 +134,27 @@ class FoundRecord(NamedTuple):
             >>> FoundRecord("", 0, 0, b"a line of text").looks_like()
             ('text', 'Text()')
         """
-        return _looks_like(self.payload)
+        record = self.payload
+        from torch_tfrecord.media import guess_content, image_format  # imports Pillow
+
+        image = image_format(record)
+        if image is not None:
+            return f"a {image.upper()} image", "Image()"
+        content = guess_content(record)
+        if content in (*_VAGUE, "text"):
+            if all_read(read_text, [record]):
+                return (
+                    ("JSON text", "Json()")
+                    if all_read(parse_json, [record])
+                    else ("text", "Text()")
+                )
+            message = guess_message(record)
+            if message is not None:
+                return message, "ListFeatures(...)" if "ELWC" in message else "Proto(...)"
+        return content, "None"
 
 
 # The kind of a record.
-
-
-def decode_record(record: bytes) -> Decoded:
-    """Decode an Example, or a SequenceExample, which alone has feature lists.
-
-    protobuf takes most short texts, and other messages, for an Example without features.
-
-    Raises:
-        ParseError: It is neither; says what it looks like, and which spec reads it.
-    """
-    with suppress(ParseError):
-        context, lists = sample = decode_sequence_example(record)
-        found = itertools.chain(context.values(), *lists.values())
-        # or at least says their kind
-        has_values = any(isinstance(values, np.ndarray) or values for values in found)
-        if has_values or (_is_bare(record) and "ELWC" not in str(guess_message(record))):
-            return sample
-    looks, spec = _looks_like(record)
-    raise ParseError(
-        f"expected an Example or SequenceExample, got {len(record)} bytes that look like {looks}: "
-        f"features={spec} reads them"
-    )
-
-
-def _looks_like(record: bytes) -> tuple[str, str]:
-    from torch_tfrecord.media import guess_content, image_format  # imports Pillow
-
-    image = image_format(record)
-    if image is not None:
-        return f"a {image.upper()} image", "Image()"
-    content = guess_content(record)
-    if content in (*_VAGUE, "text"):
-        if all_read(read_text, [record]):
-            return ("JSON text", "Json()") if all_read(parse_json, [record]) else ("text", "Text()")
-        message = guess_message(record)
-        if message is not None:
-            return message, "ListFeatures(...)" if "ELWC" in message else "Proto(...)"
-    return content, "None"
 
 
 def all_read(read: Callable[[bytes], object], values: Sequence[bytes]) -> bool:

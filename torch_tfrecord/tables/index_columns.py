@@ -24,14 +24,15 @@ from torch_tfrecord.samples import DType, RecordPlace
 from torch_tfrecord.tables.found_records import FoundRecord
 from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns
 
-__all__ = ["ExampleColumns", "build_index"]
+__all__ = ["DTYPES", "ExampleColumns", "build_index"]
 
 _Ints: TypeAlias = "npt.NDArray[np.int64]"
-_DTYPES: dict[str, DType] = {
+DTYPES: dict[str, DType] = {
     "int64_list": torch.int64,
     "float_list": torch.float32,
     "bytes_list": bytes,
 }
+"""Field of a Feature message -> dtype of the values in that list."""
 _LENGTH = re.compile(r"len\((.*)\)", re.DOTALL)
 
 
@@ -85,7 +86,7 @@ class ExampleColumns:
                 for key in unknown & features.keys():
                     kind = features[key].WhichOneof("kind")
                     if kind and getattr(features[key], kind).value:
-                        self._kinds[key] = _DTYPES[kind]
+                        self._kinds[key] = DTYPES[kind]
                 unknown -= self._kinds.keys()
             if not unknown:
                 break
@@ -134,7 +135,10 @@ class ExampleColumns:
         """
         unknown = {*self._keys}
         for columns in kept:
-            unknown -= {name for name in unknown if _has_some(name, columns[name])}
+            for name in [*unknown]:
+                column = columns[name]
+                if column.has_values and (column.values.any() or not name.startswith("len(")):
+                    unknown.remove(name)
         for record in records if unknown else ():
             raise ValueError(
                 f"expected columns that a record has, got {sorted(unknown)}, which none of the records has; the first "
@@ -145,10 +149,6 @@ class ExampleColumns:
         """The columns of all blocks."""
         none = KeptColumn(np.empty(0, np.int64))
         return {name: KeptColumn.join(parts or [none]) for name, parts in self._parts.items()}
-
-
-def _has_some(name: str, column: KeptColumn) -> bool:
-    return column.has_values and (bool(column.values.any()) or not name.startswith("len("))
 
 
 def build_index(

@@ -46,7 +46,6 @@ from torch_tfrecord.tables.found_records import (
     FoundRecord,
     Values,
     all_read,
-    decode_record,
     guess_message,
     read_text,
     spread_records,
@@ -213,7 +212,7 @@ def _propose_any(
         contexts = [decode_sequence_example(each.context)[0] for each in lists]
         examples = [decode_sequence_example(one)[0] for each in lists for one in each.examples]
         return ListFeatures(_propose_mapping(contexts), _propose_mapping(examples))
-    decoded = [decode_record(sample.payload) for sample in samples]
+    decoded = [sample.decode() for sample in samples]
     context = _propose_mapping([context for context, _ in decoded])
     keys = sorted(set[str]().union(*(lists for _, lists in decoded)))
     if not keys:
@@ -291,10 +290,8 @@ class KeyCheck:
             number = 0
             for found in spread_records(files, _MOST_RECORDS, access):
                 number += 1
-                # Others, nearly all, need not be parsed.
-                if any(_field(key) in found.payload for _, key in lacking):
-                    for place in _places(found.payload):
-                        lacking.pop(place, None)
+                for place in _places(found.payload):
+                    lacking.pop(place, None)
                 if not lacking:
                     break
             self._log.add("key", "looked for")
@@ -311,14 +308,9 @@ class KeyCheck:
 
 def _places(record: bytes) -> set[tuple[int, str]]:
     """The keys of a record, as in `Parser.optional`."""
-    context, lists = decode_record(record)
-    return {(0, key) for key in context} | {(1, key) for key in lists}
-
-
-def _field(key: str) -> bytes:
-    """The bytes of a key in a record."""
-    encoded = key.encode()
-    return b"\n%c%b" % (len(encoded), encoded) if len(encoded) < 128 else encoded
+    message = parse_message(record, "SequenceExample")
+    lists = message.feature_lists.feature_list
+    return {(0, key) for key in message.context.feature} | {(1, key) for key in lists}
 
 
 def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:

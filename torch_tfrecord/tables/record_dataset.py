@@ -404,7 +404,7 @@ def _kept_column(files: RecordFiles, name: str) -> KeptColumn:
         )
     parts = []
     for file in range(files.extent[0]):
-        kept = files.table.facts(file)._find_kept(files.access)
+        kept = files.table.facts(file)._kept_index(files.access)._kept
         if name not in kept:
             raise NotKeptError(
                 f"expected an index with the column {name!r}, got one with {sorted(kept) or 'none'}: build it "
