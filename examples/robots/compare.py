@@ -4,10 +4,24 @@
     python examples/robots/compare.py openpi|openvla|octo DATA CHECKOUTS
     python examples/robots/compare.py lerobot DATA
 
-CHECKOUTS holds clones of the originals (openpi, openvla, octo), imported and not copied:
-`tests/data/robots/record.py` has their commits, the README.md of this folder the environment. Weights
-and vocabularies are not downloaded: tokenizers are made of a few words. Both sides are read until
-all their samples were seen; these must be equal, in keys, shapes, dtypes and values.
+CHECKOUTS holds clones of the originals (openpi, openvla, octo), imported and not copied;
+`tests/data/robots/record.py` has their commits. Weights and vocabularies are not downloaded:
+tokenizers are made of a few words. Both sides are read until all their samples were seen; these
+must be equal, in keys, shapes, dtypes and values.
+
+An environment for the first three, beside torch, torchvision and this library's own needs but
+protobuf (TensorFlow 2.15 wants an older one; both work with 4.25), Python 3.11, each line a call of
+`pip install`::
+
+    tensorflow-cpu==2.15.0 tensorflow-datasets==4.9.9 "numpy<2"
+    jax==0.5.3 flax==0.10.2 ml_dtypes==0.4.1 "numpy<2" orbax-checkpoint==0.11.13 chex==0.1.90
+        tensorstore==0.1.74 beartype==0.19.0 jaxtyping==0.2.36 "optax<0.2.6" augmax einops tyro
+        sentencepiece equinox etils fsspec tqdm-loggable numpydantic dm-tree safetensors treescope
+        ml_collections polars
+    --no-deps transformers==4.53.2 ./dlimp
+    "tokenizers<0.22" "huggingface_hub<1" regex pyyaml "tensorflow-metadata<1.16" "protobuf<5"
+
+For LeRobot another one: `pip install lerobot==0.4.4`, with torch.
 """
 
 from __future__ import annotations
@@ -49,7 +63,9 @@ def describe(leaves: Leaves) -> dict[str, str]:
     return {name: f"{leaf.dtype} {[*leaf.shape]}" for name, leaf in sorted(leaves.items())}
 
 
-def rows(batches: Any, count: int, drop: tuple[str, ...] = ()) -> tuple[dict[str, str], list[Leaves]]:
+def rows(
+    batches: Any, count: int, drop: tuple[str, ...] = ()
+) -> tuple[dict[str, str], list[Leaves]]:
     """The form of a batch, and the different samples of `count` batches, in an order of their own."""
     form: dict[str, str] = {}
     found: dict[bytes, Leaves] = {}
@@ -58,7 +74,9 @@ def rows(batches: Any, count: int, drop: tuple[str, ...] = ()) -> tuple[dict[str
         form = form or describe(leaves)
         for row in range(len(next(iter(leaves.values())))):
             sample = {name: leaves[name][row] for name in sorted(leaves)}
-            found.setdefault(b"".join(np.asarray(leaf).tobytes() for leaf in sample.values()), sample)
+            found.setdefault(
+                b"".join(np.asarray(leaf).tobytes() for leaf in sample.values()), sample
+            )
     return form, [found[key] for key in sorted(found)]
 
 
@@ -101,7 +119,9 @@ def report(
 def openpi(data: Path, checkouts: Path) -> None:
     for part in ("", ".common", ".common.datasets", ".common.datasets.lerobot_dataset"):
         stub(f"lerobot{part}")
-    sys.path[:0] = [str(checkouts / "openpi" / part) for part in ("src", "packages/openpi-client/src")]
+    sys.path[:0] = [
+        str(checkouts / "openpi" / part) for part in ("src", "packages/openpi-client/src")
+    ]
     import jax
     import openpi.shared.download as download
     import openpi.shared.normalize as normalize
@@ -115,7 +135,9 @@ def openpi(data: Path, checkouts: Path) -> None:
     folder = Path(tempfile.mkdtemp())
     sentencepiece.SentencePieceTrainer.train(
         minloglevel=2,
-        sentence_iterator=iter(["Task 0 of droid, second words 12, third words 3456789 State: Action;"]),
+        sentence_iterator=iter(
+            ["Task 0 of droid, second words 12, third words 3456789 State: Action;"]
+        ),
         model_prefix=str(folder / "words"),
         vocab_size=300,
         hard_vocab_limit=False,
@@ -191,9 +213,11 @@ class Words:
     vocab_size, model_max_length, pad_token_id = 600, 128, 0
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> Any:
+        """Each character a token."""
         return types.SimpleNamespace(input_ids=[1, *map(ord, text)])
 
     def decode(self, tokens: list[int]) -> str:
+        """The text again."""
         return "".join(map(chr, tokens))
 
 
@@ -290,6 +314,86 @@ def octo(data: Path, checkouts: Path) -> None:
     order = ("task/language_instruction", "observation/timestep", "task/timestep")
     # ours also draws an episode's last step as goal, which Octo has dropped before it draws
     report("octo", rows(theirs.iterator(), 80), rows(ours.iterator(), 150), order, has_more=True)
+
+
+# LeRobot: a LeRobotDataset of the same episodes, pictures as PNG; ACT's loss on both batches.
+
+
+def lerobot(data: Path) -> None:
+    import torch
+    from lerobot.configs.types import FeatureType, PolicyFeature
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.act.modeling_act import ACTPolicy
+    from lerobot.policies.factory import make_pre_post_processors
+    from lerobot_loader import lerobot_steps
+
+    from torch_tfrecord import tfds
+
+    directory, chunk = data / "bridge_orig" / "1.0.0", 4
+    image = "observation.images.top"
+    root = Path(tempfile.mkdtemp()) / "bridge"
+    form = {
+        image: {"dtype": "image", "shape": (20, 24, 3), "names": ["height", "width", "channels"]},
+        "observation.state": {"dtype": "float32", "shape": (7,), "names": None},
+        "action": {"dtype": "float32", "shape": (7,), "names": None},
+    }
+    converted = LeRobotDataset.create("small/bridge", 10, form, root=root, use_videos=False)
+    for episode in tfds.RLDSEpisodes(directory, "train"):
+        steps = episode["steps"]
+        for step in range(episode["_len"]):
+            picture = torch.as_tensor(steps["observation"]["image_0"][step]).movedim(0, -1)
+            converted.add_frame(
+                {
+                    image: picture.numpy(),
+                    "observation.state": steps["observation"]["state"][step].numpy(),
+                    "action": steps["action"][step].numpy(),
+                    "task": steps["language_instruction"][step],
+                }
+            )
+        converted.save_episode()
+    converted.finalize()
+    ahead = {"action": [step / 10 for step in range(chunk)]}
+    theirs = LeRobotDataset("small/bridge", root=root, delta_timestamps=ahead)
+    ours, stats = lerobot_steps(directory, {"top": "image_0"}, chunk_size=chunk)
+    assert len(theirs) == len(ours)
+
+    def batches(dataset: Any) -> Any:
+        return torch.utils.data.DataLoader(dataset, batch_size=8)
+
+    def numbers(dataset: Any) -> Any:
+        for batch in batches(dataset):
+            yield {name: np.array(column) for name, column in batch.items() if name != "task_index"}
+
+    report("lerobot", rows(numbers(theirs), 99), rows(numbers(ours), 99))
+    for name in ("action", "observation.state"):
+        apart = {
+            each: float(np.abs(np.asarray(stats[name][each]) - theirs.meta.stats[name][each]).max())
+            for each in ("mean", "std", "min", "max")
+        }
+        print(f"lerobot, stats of {name}: largest difference", apart)
+    config = ACTConfig(
+        input_features={
+            image: PolicyFeature(FeatureType.VISUAL, (3, 20, 24)),
+            "observation.state": PolicyFeature(FeatureType.STATE, (7,)),
+        },
+        output_features={"action": PolicyFeature(FeatureType.ACTION, (7,))},
+        chunk_size=chunk,
+        n_action_steps=chunk,
+        dim_model=64,
+        n_heads=4,
+        dim_feedforward=128,
+        pretrained_backbone_weights=None,
+        device="cpu",
+    )
+    torch.manual_seed(0)
+    policy = ACTPolicy(config)
+    preprocess, _ = make_pre_post_processors(config, dataset_stats=stats)
+    for name, dataset in (("theirs", theirs), ("ours", ours)):
+        torch.manual_seed(1)
+        loss, _ = policy(preprocess(next(iter(batches(dataset)))))
+        loss.backward()
+        print(f"ACT's loss on a batch of {name}: {loss.item():.7f}")
 
 
 if __name__ == "__main__":

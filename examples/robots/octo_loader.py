@@ -129,6 +129,7 @@ class OctoBatches:
         )
 
     def iterator(self) -> Iterator[dict[str, Any]]:
+        """The batches, without end."""
         for batch in self.loader:
             part = {
                 name: column

@@ -37,7 +37,8 @@ NOT_RUN = {
     ("ports", "bash"): "test_ports runs them",
     ("rlds", "py"): "the TensorFlow code that the page ports",
     ("tools", "console"): "what the commands printed once",
-    ("robots", "py"): "calls of the originals, and of one of their classes",
+    ("robots", "bash"): "installs into the system",
+    ("robots", "diff"): "what changes in the originals' code",
 }
 
 
