@@ -21,7 +21,7 @@ protobuf (TensorFlow 2.15 wants an older one; both work with 4.25), Python 3.11,
     --no-deps transformers==4.53.2 ./dlimp
     "tokenizers<0.22" "huggingface_hub<1" regex pyyaml "tensorflow-metadata<1.16" "protobuf<5"
 
-For LeRobot another one: `pip install lerobot==0.4.4`, with torch.
+For LeRobot another one: `pip install lerobot==0.4.4`; 0.5 and later need Python 3.12.
 """
 
 from __future__ import annotations
@@ -363,7 +363,9 @@ def lerobot(data: Path) -> None:
 
     def numbers(dataset: Any) -> Any:
         for batch in batches(dataset):
-            yield {name: np.array(column) for name, column in batch.items() if name != "task_index"}
+            yield {
+                name: np.asarray(column) for name, column in batch.items() if name != "task_index"
+            }
 
     report("lerobot", rows(numbers(theirs), 99), rows(numbers(ours), 99))
     for name in ("action", "observation.state"):
