@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from PIL import Image as PillowImage
 from tools import damage, outcome
+from torchvision.transforms.v2 import functional
 
-from torch_tfrecord import ImageDecodeError, decode_image
+from torch_tfrecord import Image, ImageDecodeError, decode_image
 from torch_tfrecord.media.codec import image_size, open_image
-from torch_tfrecord.media.crop_jobs import decode_region, decode_stack, resizes_in_core
+from torch_tfrecord.media.crop_jobs import decode_region, resizes_in_core
 from torch_tfrecord.native import optional_module
 
 COMPILED = True
@@ -129,7 +130,7 @@ def check(data):
     assert whole is None or tuple(whole.shape[1:]) == image_size(data)
     if whole is not None and other is not None:
         assert whole.shape == other.shape and (whole.int() - other.int()).abs().max() <= 0
-    stack, _ = outcome(decode_stack, [data], mode, [0], 1, errors=ImageDecodeError)
+    stack, _ = outcome(Image(mode)._decoded, [data], [()], [0], errors=ImageDecodeError)
     assert (stack is None) == (whole is None)
     assert stack is None or (stack[0] == whole).all()
     header = opened[1]
@@ -163,8 +164,12 @@ def _check_job(data, header, mode, region, whole):
     kinds = ("bilinear", "bicubic") if resizes_in_core("bilinear") else (None,)
     kind = kinds[data[-9] % len(kinds)] if len(data) > 8 else kinds[0]
     size = tuple(region[2:]) if kind is None else (1 + data[-1] % 40, 1 + data[len(data) // 2] % 40)
-    out = np.full((2, *size, channels), 77, np.uint8)
-    plans = np.array([[*region, *size, 0, 0, 0, 0]] * 2)
+    # What is resized, and the window in it, or around it on an axis.
+    begins = [0, 0] if kind is None else [data[at] % 9 - 4 for at in (-10, -11)]
+    window = [max(side - 2 * begin, 1) for side, begin in zip(size, begins, strict=True)]
+    begins = [min(begin, side - 1) for side, begin in zip(size, begins, strict=True)]
+    out = np.full((2, *window, channels), 77, np.uint8)
+    plans = np.array([[*region, *size, *begins, 0, 0]] * 2)
     options = {"plans": plans, "bicubic": kind == "bicubic", "resizes": kind is not None}
     options |= {"max_pixels": _MOST_PIXELS, "ignores_exif": False}
     left = native.CropJob(None, [data, b""], out.reshape(-1), out.shape, **options, num_left=2)
@@ -186,4 +191,5 @@ def _check_job(data, header, mode, region, whole):
             image = image.contiguous(memory_format=torch.channels_last)
             options = {"mode": kind, "align_corners": False, "antialias": True}
             image = torch.nn.functional.interpolate(image, size, **options)
-        assert (out[0] == image[0].permute(1, 2, 0).numpy()).all()
+        image = functional.crop(image[0], *begins, *window)
+        assert (out[0] == image.permute(1, 2, 0).numpy()).all()

@@ -15,7 +15,7 @@ from PIL import Image as PillowImage
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import _geometry, functional
 
-from torch_tfrecord import RandomResizedCrop, ResizedCenterCrop
+from torch_tfrecord import Image, RandomResizedCrop, ResizedCenterCrop, encode_image
 from torch_tfrecord.random_stream import RandomStream
 
 SIZES = st.integers(1, 700)
@@ -155,6 +155,52 @@ def test_the_centre_is_torchvisions(height, width, sizes):
     assert divmod(int(first), resized.shape[2]) == (plan.window_top, plan.window_left)
 
 
+def resize_with_pad_pil(image, height, width):
+    """As in openpi_client/image_tools.py."""
+    cur_width, cur_height = image.size
+    ratio = max(cur_width / width, cur_height / height)
+    resized_height, resized_width = int(cur_height / ratio), int(cur_width / ratio)
+    resized_image = image.resize((resized_width, resized_height), PillowImage.BILINEAR)
+    zero_image = PillowImage.new(resized_image.mode, (width, height), 0)
+    pad_height = max(0, int((height - resized_height) / 2))
+    pad_width = max(0, int((width - resized_width) / 2))
+    zero_image.paste(resized_image, (pad_width, pad_height))
+    return zero_image, (resized_height, resized_width, -pad_height, -pad_width)
+
+
+@pytest.mark.parametrize("size", [(224, 224), (30, 90), (91, 31)])
+@pytest.mark.parametrize(
+    "stored", [(180, 320), (180, 321), (256, 256), (41, 20), (20, 300), (211, 97)]
+)
+def test_padded_pictures_are_those_of_openpi(stored, size):
+    pixels = np.random.default_rng(3).integers(0, 256, (*stored, 3), np.uint8)
+    pixels[::3] //= 8  # rough ones, and dark lines
+    data = encode_image(torch.from_numpy(pixels).permute(2, 0, 1), "png")
+    wanted, plan = resize_with_pad_pil(PillowImage.fromarray(pixels), *size)
+    crop = ResizedCenterCrop(size, "pad")
+    assert crop.plan(*stored, key=0) == (0, 0, *stored, *plan, False, False)
+    (found,) = Image(crop=crop)._reader("x").from_values([data], [()])
+    wanted = torch.from_numpy(np.array(wanted)).permute(2, 0, 1)
+    # Pillow rounds weights less.
+    assert (found.int() - wanted.int()).abs().max() <= 1
+    top, left = -plan[2], -plan[3]
+    inside = found[:, top : top + plan[0], left : left + plan[1]]
+    assert torch.equal(
+        inside, functional.resize(torch.from_numpy(pixels).permute(2, 0, 1), plan[:2])
+    )
+    assert inside.sum() == found.sum()
+
+
+def test_all_sizes_are_padded_as_by_openpi():
+    for height in range(1, 500, 7):
+        for width in range(1, 700, 3):
+            ratio = max(width / 224, height / 224)
+            resized = max(int(height / ratio), 1), max(int(width / ratio), 1)
+            begins = [-divmod(224 - side, 2)[0] for side in resized]
+            plan = ResizedCenterCrop(224, "pad").plan(height, width, 0)
+            assert plan[4:8] == (*resized, *begins)
+
+
 @pytest.mark.parametrize(
     ("crop", "code"),
     [
@@ -175,6 +221,7 @@ def test_the_centre_is_torchvisions(height, width, sizes):
             ResizedCenterCrop(4, (5, 6), antialias=None),
             "ResizedCenterCrop((4, 4), (5, 6), antialias=False)",
         ),
+        (ResizedCenterCrop(224, "pad"), "ResizedCenterCrop((224, 224), 'pad')"),
     ],
 )
 def test_crops_print_as_code_compare_and_pickle(crop, code):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import pure_python
+from image_kinds import decode_stack
 from PIL import Image as PillowImage
 
 from torch_tfrecord import (
@@ -28,7 +29,6 @@ from torch_tfrecord import (
     parse_sequence_example,
     parse_single_example,
 )
-from torch_tfrecord.media import decode_stack
 
 BACKENDS = ["pillow", "auto"]
 with contextlib.suppress(ImportError):

@@ -17,7 +17,7 @@ import torch
 from helpers import pure_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_kinds import EVERY_KIND, JPEG_KINDS, PHOTO, WHOLE_KINDS, draw, encode, exif
+from image_kinds import EVERY_KIND, JPEG_KINDS, PHOTO, WHOLE_KINDS, decode_stack, draw, encode, exif
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
@@ -40,7 +40,7 @@ from torch_tfrecord import (
     parse_single_example,
     parse_single_sequence_example,
 )
-from torch_tfrecord.media import crop_jobs, decode_stack
+from torch_tfrecord.media import crop_jobs
 from torch_tfrecord.media.crop_jobs import StoredImage, decode_region
 from torch_tfrecord.native import optional_module
 

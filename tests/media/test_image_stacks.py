@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from helpers import pure_python
-from image_kinds import encode, exif
+from image_kinds import decode_stack, encode, exif
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
-from torch_tfrecord.media import crop_jobs, decode_stack, read_header
+from torch_tfrecord.media import image, read_header
 from torch_tfrecord.native import optional_module
 
 NEEDS_LIBJPEG = pytest.mark.skipif(
@@ -80,8 +80,8 @@ def test_each_image_is_what_decode_image_gives(by, mode):
     stack = decode_stack([KINDS[name] for name in expected], mode, rows, len(expected) + 3)
     assert stack.shape == (len(expected) + 3, {"RGB": 3, "L": 1, "RGBA": 4}[mode], 45, 61)
     assert stack.dtype == torch.uint8 and stack.permute(0, 2, 3, 1).is_contiguous()
-    for row, (name, image) in zip(rows, expected.items(), strict=True):
-        assert torch.equal(stack[row], image), name
+    for row, (name, pixels) in zip(rows, expected.items(), strict=True):
+        assert torch.equal(stack[row], pixels), name
 
 
 def test_images_of_several_sizes_and_no_images(by):
@@ -147,7 +147,7 @@ def test_no_memory_is_taken_before_all_sizes_are_known(by, monkeypatch):
     def refuse(*_):
         raise AssertionError("memory was taken")
 
-    monkeypatch.setattr(crop_jobs, "empty_tensor", refuse)
+    monkeypatch.setattr(image, "empty_batch", refuse)
     data = KINDS["4:2:0"]
     at = data.index(b"\xff\xc0") + 5
     huge = data[:at] + (13_000).to_bytes(2, "big") * 2 + data[at + 4 :]

@@ -38,6 +38,8 @@ CASES = {
     "bicubic": {"crop": RandomResizedCrop((80, 100), interpolation="bicubic")},
     "centre": {"crop": ResizedCenterCrop(64, 70)},
     "centre, larger": {"crop": ResizedCenterCrop((90, 130), 450)},
+    "padded": {"crop": ResizedCenterCrop((90, 131), "pad")},
+    "padded, bicubic": {"crop": ResizedCenterCrop((300, 91), "pad", "bicubic")},
     "gray": {"mode": "L"},
     "normalized": {"normalize": ([0.5, 0.4, 0.3], [0.2, 0.3, 0.25])},
     "orientation": {"apply_orientation": True},

@@ -1,6 +1,5 @@
 from .codec import decode_image, encode_image, image_format, image_size, resize_with_crop_or_pad
-from .crop_jobs import decode_stack
-from .crops import RandomResizedCrop, ResizedCenterCrop
+from .crops import Crop, RandomResizedCrop, ResizedCenterCrop
 from .display import Parts, show, to_html
 from .headers import guess_content, read_header
 from .image import Image
@@ -9,6 +8,7 @@ from .sounds import Audio, Video
 
 __all__ = [
     "Audio",
+    "Crop",
     "Image",
     "Parts",
     "RandomResizedCrop",
@@ -16,7 +16,6 @@ __all__ = [
     "Video",
     "decode_image",
     "decode_sound",
-    "decode_stack",
     "decoders_state",
     "encode_image",
     "guess_content",

@@ -19,11 +19,7 @@ import torch
 from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.batch_memory import (
-    Ints,
-    as_array,
-    as_tensor,
     empty_bytes,
-    empty_tensor,
     reserve,
 )
 from torch_tfrecord.errors import ImageDecodeError, ParseError, warn_once
@@ -36,7 +32,6 @@ from torch_tfrecord.media.codec import (
     turn_upright,
 )
 from torch_tfrecord.media.crops import CropPlan
-from torch_tfrecord.media.device_crops import leave, num_left
 from torch_tfrecord.native import native_module, optional_module
 
 if TYPE_CHECKING:
@@ -51,12 +46,12 @@ __all__ = [
     "check_image_shape",
     "crop_job",
     "decode_region",
-    "decode_stack",
     "empty_batch",
     "normalization",
     "place_pixels",
     "resizes_in_core",
     "run_job",
+    "same_size",
     "value_table",
     "view_pixels",
 ]
@@ -131,16 +126,12 @@ def place_pixels(
     down: bool = False,
 ) -> None:
     """Copy uint8 [H, W, C], mirrored ``across`` and ``down``, to a row of an `empty_batch`."""
-    native = optional_module("jpeg")
-    if native is not None:
-        plan = (0, 0, *pixels.shape[:2] * 2, 0, 0, across, down)
-        out = row.reshape(-1).view(np.uint8)
-        native.place(np.ascontiguousarray(pixels), plan, out, (1, *pixels.shape), table=table)
-        return
     pixels = pixels[:: -1 if down else 1, :: -1 if across else 1]
-    if table is not None:
-        pixels = table[np.arange(len(table))[:, None, None], pixels.transpose(2, 0, 1)]
-    row[:] = pixels
+    if table is None:
+        row[:] = pixels
+        return
+    for channel, values in enumerate(table):  # six times as fast as an index for all of them
+        np.take(values, pixels[..., channel], out=row[channel], mode="clip")
 
 
 def crop_job(
@@ -213,64 +204,24 @@ def decode_region(data: bytes | memoryview, mode: str, region: Region) -> Pixels
     return out[0] if sizes and sizes[0][0] else None
 
 
-def decode_stack(
-    values: Sequence[bytes],
-    mode: str,
-    rows: Sequence[int],
-    num_rows: int,
-    decode_on: str = "cpu",
-) -> torch.Tensor | None:
-    """Decode images to rows of one tensor, with the pixels of `decode_image`.
-
-    If the package was built with libjpeg-turbo, it decodes all JPEG images without the GIL; other
-    images are decoded and copied one by one.
-
-    Args:
-        values: Encoded images.
-        mode: "RGB", "L" or "RGBA".
-        rows: The row of each image.
-        num_rows: Number of rows; those without an image are not initialised.
-        decode_on: See `Image`.
-
-    Returns:
-        uint8 [num_rows, C, H, W] in [num_rows, H, W, C] memory; None if there are no images, or
-        their sizes differ.
+def same_size(images: Sequence[Any], max_pixels: int) -> tuple[int, int] | None:
+    """The stored height and width of images; None if there are none, or their sizes differ.
 
     Raises:
-        ImageDecodeError: See `decode_image`; not necessarily for the first bad image.
-        LimitExceededError: See `reserve`.
+        ImageDecodeError: See `open_image`; not necessarily for the first bad image.
     """
-    if not values:
+    if not images:
         return None
     # Reading a header costs more than anything but decoding, so only those of doubtful images are
     # read, to find all errors and sizes before allocating memory.
-    native, sizes = optional_module("jpeg"), np.zeros((len(values), 2), np.int64)
+    native, sizes = optional_module("jpeg"), np.zeros((len(images), 2), np.int64)
     if native is not None:
-        sizes = native.plain_sizes(values, DEFAULT_MAX_PIXELS)
-    doubtful = np.flatnonzero(sizes[:, 0] == 0).tolist()
-    opened = {number: open_image(values[number], DEFAULT_MAX_PIXELS) for number in doubtful}
-    for number, (_, header) in opened.items():
+        sizes = native.plain_sizes(images, max_pixels)
+    for number in np.flatnonzero(sizes[:, 0] == 0).tolist():
+        _, header = open_image(images[number], max_pixels)
         sizes[number] = header.height, header.width
     size: tuple[int, int] = tuple(sizes[0].tolist())
-    if (sizes != size).any():
-        return None
-    out = empty_tensor((num_rows, *size, CHANNELS[mode]), torch.uint8)
-    own: Ints = np.asarray(rows, np.int64)
-    job = crop_job(
-        values,
-        as_array(out),
-        plans=np.array([CropPlan(0, 0, *size, *size)] * len(values)),
-        rows=own,
-        num_left=num_left(decode_on, len(values), as_array(out)),
-    )
-    found = run_job(job) or [[0, 0]] * len(values)
-    if job is not None and decode_on != "cpu":
-        leave(job, lambda: values, as_array(out), rows=own)
-    for number, (height, _) in enumerate(found):
-        if not height:
-            image = opened.get(number) or open_image(values[number], DEFAULT_MAX_PIXELS)
-            out[rows[number]] = decode_by_header(*image, mode).permute(1, 2, 0)
-    return as_tensor(as_array(out).transpose(0, 3, 1, 2), out.dtype)
+    return size if (sizes == size).all() else None
 
 
 class StoredImage:
@@ -311,7 +262,7 @@ class StoredImage:
         Raises:
             ImageDecodeError: The image cannot be decoded, or its size differs from its header.
         """
-        if self._orientation == 1:
+        if self._orientation == 1 and self._header.format == "jpeg":
             pixels = decode_region(self.encoded, self._mode, region)
             if pixels is not None:
                 return pixels

@@ -4,7 +4,7 @@
 
     Crop                    the base: size, interpolation, antialias
     ├── RandomResizedCrop   for training: a random region, resized, optionally flipped
-    └── ResizedCenterCrop   for evaluation: the whole image resized, then center-cropped
+    └── ResizedCenterCrop   for evaluation: the whole image resized, then center-cropped or padded
 
 A plan is a pure function of the image size and a key, which is unique per sample and epoch:
 integers in, integers out.
@@ -16,7 +16,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torchvision.transforms import InterpolationMode
 
@@ -29,6 +29,7 @@ __all__ = [
     "CropPlan",
     "RandomResizedCrop",
     "ResizedCenterCrop",
+    "centre",
     "interpolation_name",
 ]
 
@@ -38,8 +39,8 @@ _ATTEMPTS = 10  # torchvision's
 
 
 class CropPlan(NamedTuple):
-    """The steps for one image: cut out a region, resize it, cut a window from that, mirror it
-    ``across`` and ``down``. The core's struct of this name has the same fields.
+    """The steps for one image: cut out a region, resize it, cut a window from that, with zeros where
+    the window is larger, mirror it ``across`` and ``down``. The core's struct of this name has the same fields.
     """
 
     top: int
@@ -184,7 +185,9 @@ class ResizedCenterCrop(Crop):
     Args:
         size, interpolation, antialias: See :class:`Crop`.
         resize: Length of the shorter side before cropping (the longer one keeps the aspect ratio,
-            rounded down), or (height, width); no side shorter than ``size``.
+            rounded down), or (height, width); no side shorter than ``size``. Or "pad": as large as fits
+            ``size``, each side rounded down, in the middle of zeros, as ``resize_with_pad`` of
+            openpi and ``tf.image``.
 
     Raises:
         TypeError, ValueError: An argument has the wrong type or is out of range.
@@ -192,16 +195,20 @@ class ResizedCenterCrop(Crop):
     Example:
         >>> ResizedCenterCrop(224, 256)
         ResizedCenterCrop((224, 224), 256)
+        >>> ResizedCenterCrop(224, "pad").plan(180, 320, key=0)[4:8]  # a window above the picture
+        (126, 224, -49, 0)
     """
 
     size: Any
-    resize: int | tuple[int, int]
+    resize: int | tuple[int, int] | Literal["pad"]
     interpolation: Any = "bilinear"
     antialias: bool = True
 
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
+        if self.resize == "pad":
+            return
         resize = _sides("resize", self.resize)
         self._set(resize=resize[0] if isinstance(self.resize, int) else resize)
         if resize[0] < self.size[0] or resize[1] < self.size[1]:
@@ -211,13 +218,24 @@ class ResizedCenterCrop(Crop):
         """The plan for an image of this size; it is not random."""
         if isinstance(self.resize, tuple):
             resized = self.resize
+        elif isinstance(self.resize, str):
+            ratio = max(height / self.size[0], width / self.size[1])
+            resized = max(int(height / ratio), 1), max(int(width / ratio), 1)
         else:
             longer = int(self.resize * max(height, width) / min(height, width))
             resized = (longer, self.resize) if height > width else (self.resize, longer)
-        top, left = (
-            round((side - target) / 2.0) for side, target in zip(resized, self.size, strict=True)
-        )
-        return CropPlan(0, 0, height, width, *resized, top, left)
+        return CropPlan(0, 0, height, width, *resized, *centre(resized, self.size))
+
+
+def centre(sides: Sequence[int], target: Sequence[int]) -> tuple[int, int]:
+    """Where a window is in the middle of an image, as in torchvision: half to even where it cuts, and
+    down where it pads.
+    """
+    top, left = (
+        round((side - wanted) / 2) if side > wanted else -((wanted - side) // 2)
+        for side, wanted in zip(sides, target, strict=True)
+    )
+    return top, left
 
 
 def _uniform(random: RandomStream) -> float:

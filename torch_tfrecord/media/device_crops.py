@@ -216,7 +216,7 @@ def _by_table(pixels: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor:
 
 def _weights(axis: torch.Tensor, size: int, taps: int, is_bicubic: bool) -> torch.Tensor:
     """[n, size, taps]: the weight of each pixel of an image in each one of the window, as `axis_make`
-    in ``native/crops.h``.
+    in ``native/crops.h``; zeros where the window is larger.
     """
     begin, length, resized, window, is_mirrored = axis.T[..., None]
     place = torch.arange(size, device=axis.device)
@@ -231,7 +231,8 @@ def _weights(axis: torch.Tensor, size: int, taps: int, is_bicubic: bool) -> torc
     else:
         weights = (1 - x).clamp_(min=0)
     weights *= ((pixel >= 0) & (pixel < length))[:, None]
-    return weights / weights.sum(-1, keepdim=True)
+    is_inside = (place >= 0) & (place < resized)
+    return torch.where(is_inside[..., None], weights / weights.sum(-1, keepdim=True), 0)
 
 
 def _groups(sizes: Array, most: int) -> Iterator[tuple[int, int]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.arguments import DecodeOn, at_least, knows_keywords, one_of
-from torch_tfrecord.batch_memory import Keys
+from torch_tfrecord.batch_memory import Ints, Keys
 from torch_tfrecord.columns import (
     Column,
     Feature,
@@ -39,12 +40,12 @@ from torch_tfrecord.media.crop_jobs import (
     batch_tensor,
     check_image_shape,
     crop_job,
-    decode_stack,
     empty_batch,
     normalization,
     place_pixels,
     resizes_in_core,
     run_job,
+    same_size,
     view_pixels,
 )
 from torch_tfrecord.media.crops import Crop, RandomResizedCrop, ResizedCenterCrop
@@ -231,6 +232,45 @@ class Image(OneValueSpec, Feature):
     def _is_drawn(self) -> bool:
         return self.crop is not None and self.crop.is_random
 
+    def _decoded(
+        self,
+        values: Sequence[Value],
+        shapes: Sequence[_Shape],
+        keys: Sequence[int] | Keys,
+        rows: Sequence[int] | None = None,
+        num_rows: int | None = None,
+        decode_on: str = "cpu",
+    ) -> torch.Tensor | None:
+        """Decode images to rows of one tensor [num_rows, C, H, W]; without a crop uint8, and None if
+        their sizes differ.
+
+        Args:
+            values: Encoded images.
+            shapes, keys: The expected shape and the random key of each.
+            rows: The row of each image; None for as many rows as images, in order. Rows without an
+                image are not initialised.
+            num_rows: Number of rows.
+            decode_on: See `Image`.
+
+        Raises:
+            ImageDecodeError, ParseError: For an image that cannot be decoded, or has another shape.
+            LimitExceededError: See `reserve`.
+        """
+        crop = self.crop
+        if crop is None:
+            size = same_size(values, self._pixel_limit)
+            if size is None:
+                return None
+            crop = ResizedCenterCrop(size, size)
+        own = None if rows is None else np.asarray(rows, np.int64)
+        crops = _Crops(
+            self, crop, values, np.asarray(keys, np.uint64), None, decode_on, own, num_rows
+        )
+        run_job(crops.job)
+        if decode_on != "cpu":
+            crops.leave(lambda: values)
+        return crops.finish(values, shapes)
+
     def _value(self, stored: memoryview, shape: _Shape, key: int) -> Value:
         """A whole image."""
         pixels = decode_image(
@@ -277,11 +317,14 @@ class _Crops:
     finished.
 
     Args:
-        spec: The spec, with a crop.
+        spec: The spec.
+        crop: Its crop, or one that leaves the images whole.
         images: The encoded images; or where they are in the ``buffer``, int64 [N, 2] of first byte
             and number of bytes, read when the job runs.
         keys: uint64 [N], the random key of each, which determines its crop.
         decode_on: See `Image`.
+        rows: int64 [N]: the row of each; None for as many rows as images, in order.
+        num_rows: Number of rows.
 
     Attributes:
         job: The job of the core; None if it does not have this crop.
@@ -289,11 +332,19 @@ class _Crops:
     """
 
     def __init__(
-        self, spec: Image, images: Any, keys: Keys, buffer: Any = None, decode_on: str = "cpu"
+        self,
+        spec: Image,
+        crop: Crop,
+        images: Any,
+        keys: Keys,
+        buffer: Any = None,
+        decode_on: str = "cpu",
+        rows: Ints | None = None,
+        num_rows: int | None = None,
     ) -> None:
-        crop, table = cast("Crop", spec.crop), spec._table
-        self._spec, self._crop, self._keys, self._table = spec, crop, keys, table
-        self.out = empty_batch(len(images), crop.size, CHANNELS[spec.mode], table)
+        table, self._resizes = spec._table, resizes_in_core(crop.interpolation) and crop.antialias
+        self._spec, self._crop, self._keys, self._table, self._rows = spec, crop, keys, table, rows
+        self.out = empty_batch(num_rows or len(images), crop.size, CHANNELS[spec.mode], table)
         drawn = _drawn(crop)
         self.job = None
         if drawn is not None:
@@ -302,15 +353,16 @@ class _Crops:
                 self.out,
                 table,
                 buffer=buffer,
-                interpolation=crop.interpolation,
+                interpolation=crop.interpolation if self._resizes else None,
                 max_pixels=spec._pixel_limit,
                 ignores_exif=not spec.apply_orientation,
                 keys=keys,
+                rows=rows,
                 num_left=num_left(decode_on, len(images), self.out),
                 **drawn,
             )
 
-    def finish(self, values: Sequence[Value], shapes: Sequence[_Shape]) -> tv_tensors.Image:
+    def finish(self, values: Sequence[Value], shapes: Sequence[_Shape]) -> torch.Tensor:
         """The images, after the job has run.
 
         Args:
@@ -324,31 +376,42 @@ class _Crops:
         """
         with Phase("decode"):
             sizes = [(0, 0)] * len(values) if self.job is None else self.job.sizes.tolist()
-            for row, (height, width) in enumerate(sizes):
+            for number, (height, width) in enumerate(sizes):
                 if height:
-                    check_image_shape(shapes[row], (height, width, CHANNELS[self._spec.mode]))
+                    check_image_shape(shapes[number], (height, width, CHANNELS[self._spec.mode]))
                 else:
-                    self._crop_one(row, values[row], shapes[row])
+                    self._crop_one(number, values[number], shapes[number])
             return self.image()
 
-    def image(self) -> tv_tensors.Image:
+    def image(self) -> torch.Tensor:
         """[N, C, H, W]: uint8 in [N, H, W, C] memory ("channels last"), or contiguous float32."""
         # Its constructor gives Python's lock away.
-        image: tv_tensors.Image = batch_tensor(self.out).as_subclass(tv_tensors.Image)
+        image: torch.Tensor = batch_tensor(self.out).as_subclass(tv_tensors.Image)
         return image
 
     def leave(self, images: Callable[[], Sequence[Any]]) -> None:
         """Leave to a device what the job has left of the images."""
         if self.job is not None:
             is_bicubic = self._crop.interpolation == "bicubic"
-            leave(self.job, images, self.out, table=self._table, is_bicubic=is_bicubic)
+            leave(
+                self.job,
+                images,
+                self.out,
+                rows=self._rows,
+                table=self._table,
+                is_bicubic=is_bicubic,
+            )
 
-    def _crop_one(self, row: int, data: Any, shape: _Shape) -> None:
-        image = self._spec._opened(data, shape)
-        plan = self._crop.plan(image.height, image.width, int(self._keys[row]))
-        pixels = self._resized(image.pixels(plan[:4]), plan[4:6])
-        (height, width), top, left = self._crop.size, plan.window_top, plan.window_left
-        window = pixels[top : top + height, left : left + width]
+    def _crop_one(self, number: int, data: Any, shape: _Shape) -> None:
+        stored = self._spec._opened(data, shape)
+        plan = self._crop.plan(stored.height, stored.width, int(self._keys[number]))
+        row = number if self._rows is None else self._rows[number]
+        pixels = self._resized(stored.pixels(plan[:4]), plan[4:6])
+        (height, width), (top, left) = self._crop.size, plan[6:8]
+        window = pixels[max(top, 0) : top + height, max(left, 0) : left + width]
+        if window.shape[:2] != (height, width):  # with zeros around it
+            image = torch.from_numpy(pixels).permute(2, 0, 1)
+            window = view_pixels(functional.crop_image(image, top, left, height, width))
         place_pixels(window, self.out[row], self._table, across=plan.across, down=plan.down)
 
     def _resized(self, pixels: Pixels, size: tuple[int, int]) -> Pixels:
@@ -356,13 +419,13 @@ class _Crops:
         (height, width), most, crop = pixels.shape[:2], self._spec._pixel_limit, self._crop
         if size == (height, width):
             return pixels
+        image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
         if size[0] * size[1] > most:
             raise ImageDecodeError(
                 f"expected at most {most} pixels after resizing, got {height} x {width} resized to "
                 f"{size[0]} x {size[1]}"
             )
-        image = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-        if _drawn(crop) is None:
+        if not self._resizes:
             mode = InterpolationMode(crop.interpolation)
             return view_pixels(
                 functional.resize_image(
@@ -377,14 +440,13 @@ class _Crops:
 
 
 def _drawn(crop: Crop) -> dict[str, object] | None:
-    """How the core draws a crop; None for one of the user's own, and where it resizes otherwise."""
-    if not (crop.antialias and resizes_in_core(crop.interpolation)):
-        return None
+    """How the core draws a crop; None for one of the user's own."""
     if type(crop) is RandomResizedCrop:
         seed = to_64_bits(crop.seed)
         return {"drawn": (seed, crop.scale, crop.ratio, crop.horizontal_flip)}
     if type(crop) is ResizedCenterCrop:
-        return {"centred": crop.resize if isinstance(crop.resize, tuple) else (0, crop.resize)}
+        resize = 0 if crop.resize == "pad" else crop.resize
+        return {"centred": resize if isinstance(resize, tuple) else (0, resize)}
     return None
 
 
@@ -406,7 +468,13 @@ class ImageReader(OneValueReader):
         if self._several or self._spec.crop is None:
             return None
         crops = self._labelled(
-            _Crops, self._spec, column.values, keys, column.buffer, self._spec.decode_on
+            _Crops,
+            self._spec,
+            self._spec.crop,
+            column.values,
+            keys,
+            column.buffer,
+            self._spec.decode_on,
         )
         return _Begun(crops.job, partial(self._finish, crops))
 
@@ -428,37 +496,17 @@ class ImageReader(OneValueReader):
         keys.
         """
         with Phase("decode"):
-            if self._spec.crop is None:
-                whole = self._stack(values, shapes)
-                return super().from_values(values, shapes) if whole is None else whole
-            keys = [0] * len(values) if keys is None else keys
-            crops = _Crops(self._spec, values, np.asarray(keys, np.uint64))
-            run_job(crops.job)
-            return crops.finish(values, shapes)
-
-    def _stack(self, values: Sequence[Value], shapes: Sequence[_Shape]) -> tv_tensors.Image | None:
-        """Decode images of equal size together; None if sizes differ, or an image cannot be
-        decoded.
-        """
-        spec = self._spec
-        is_plain = spec.normalize is None and not spec.apply_orientation
-        # What decodes a whole batch has the default limit only, and does neither turn nor
-        # normalise.
-        if len(values) < 2 or not is_plain or spec._pixel_limit != DEFAULT_MAX_PIXELS:
-            return None
-        try:
-            # Straight into the memory of the batch; what it cannot decode, the loop below words.
-            pixels = decode_stack(
-                values, spec.mode, range(len(values)), len(values), spec.decode_on
-            )
-        except (ImageDecodeError, LimitExceededError):
-            return None
-        if pixels is None:
-            return None
-        _, channels, height, width = pixels.shape
-        for shape in {*shapes}:
-            check_image_shape(shape, (height, width, channels))
-        return tv_tensors.Image(pixels)
+            spec, keys = self._spec, [0] * len(values) if keys is None else keys
+            if spec.crop is not None:
+                return spec._decoded(values, shapes, keys)
+            # Those of one size together, as they are stored.
+            if len(values) > 1 and spec.mode in CHANNELS and not spec.apply_orientation:
+                # What cannot be decoded, the loop below words.
+                with suppress(ImageDecodeError, LimitExceededError):
+                    found = spec._decoded(values, shapes, keys, decode_on=spec.decode_on)
+                    if found is not None:
+                        return found
+            return super().from_values(values, shapes)
 
 
 class _ImagesReader(ImageReader):

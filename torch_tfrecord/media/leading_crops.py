@@ -35,7 +35,7 @@ from torch_tfrecord.media.crop_jobs import (
     run_job,
     value_table,
 )
-from torch_tfrecord.media.crops import CropPlan, interpolation_name
+from torch_tfrecord.media.crops import CropPlan, centre, interpolation_name
 from torch_tfrecord.torch_internals import has_hooks
 
 __all__ = ["LeadingCrop", "find_leading_crop"]
@@ -205,9 +205,9 @@ class LeadingCrop:
         resized, corner = target, (0, 0)
         if type(step) is v2.Resize:
             resized = tuple(step.transform(size, {}).shape[1:])
-            corner = _centre(resized, target)
+            corner = centre(resized, target)
         elif type(step) is v2.CenterCrop and target[0] <= sides[0] and target[1] <= sides[1]:
-            region = (*_centre(sides, target), *target)
+            region = (*centre(sides, target), *target)
         elif type(step) is v2.RandomResizedCrop or not params[0].get("needs_pad", True):
             drawn = params[0]
             region = (drawn["top"], drawn["left"], drawn["height"], drawn["width"])
@@ -244,12 +244,6 @@ class LeadingCrop:
             if type(step) not in _FLIPS:
                 image = step(image)
         return image
-
-
-def _centre(sides: Sequence[int], target: Sequence[int]) -> tuple[int, int]:
-    """Where a window is in the middle; rounded as in torchvision: half to even."""
-    top, left = (round((side - wanted) / 2) for side, wanted in zip(sides, target, strict=True))
-    return top, left
 
 
 def _crop(steps: Sequence[v2.Transform], stored: StoredImage, draw: _Draw) -> torch.Tensor:

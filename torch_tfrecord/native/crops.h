@@ -13,7 +13,7 @@
 typedef struct {
     int64_t top, left, height, width; /* cut out */
     int64_t resized_height, resized_width;
-    int64_t window_top, window_left; /* of the result in the resized region */
+    int64_t window_top, window_left; /* of the result in the resized region, or around it: then not above 0 */
     int64_t across, down;            /* mirrored */
 } CropPlan;
 
@@ -27,7 +27,7 @@ typedef struct {
     int64_t max_pixels;
     uint64_t seed;
     double scale[2], ratio[2], log_ratio[2], flip;
-    int64_t resize[2]; /* height and width; height 0: width is the length of the shorter side */
+    int64_t resize[2]; /* height and width; height 0: width is the length of the shorter side; both 0: what fits */
 } CropSpec;
 
 /* Longer sides are left to Python: so the product of two sides and 4 bytes fits int64 and size_t. */
@@ -92,27 +92,44 @@ static int crop_draw(const CropSpec *spec, int64_t height, int64_t width, uint64
     return 1;
 }
 
+/* As in torchvision: half to even where a window cuts, down where it is larger. */
+static int64_t middle_of(int64_t longer) { return longer < 0 ? longer / 2 : (int64_t)rint((double)longer / 2.0); }
+
 static void crop_centre(const CropSpec *spec, int64_t height, int64_t width, CropPlan *plan) {
     plan->height = height, plan->width = width;
     plan->resized_height = spec->resize[0], plan->resized_width = spec->resize[1];
-    if (!spec->resize[0]) {
+    if (!spec->resize[1]) {
+        const double ratio = fmax((double)height / (double)spec->height, (double)width / (double)spec->width);
+        plan->resized_height = (int64_t)((double)height / ratio);
+        plan->resized_width = (int64_t)((double)width / ratio);
+    } else if (!spec->resize[0]) {
         const int64_t longer = (int64_t)((double)(spec->resize[1] * (height > width ? height : width)) /
                                          (double)(height > width ? width : height));
         plan->resized_height = height > width ? longer : spec->resize[1];
         plan->resized_width = height > width ? spec->resize[1] : longer;
     }
-    plan->window_top = (int64_t)rint((double)(plan->resized_height - spec->height) / 2.0);
-    plan->window_left = (int64_t)rint((double)(plan->resized_width - spec->width) / 2.0);
+    plan->window_top = middle_of(plan->resized_height - spec->height);
+    plan->window_left = middle_of(plan->resized_width - spec->width);
+}
+
+/* Whether a side takes an axis: for zeros around it, too. */
+static int resizes_side(int64_t resized, int64_t side, int64_t size) { return resized != side || resized < size; }
+
+static int window_fits(int64_t window, int64_t size, int64_t resized) {
+    const int64_t most = resized - size;
+    if (resized < 1 || resized > MOST_SIDE) return 0;
+    return most < 0 ? window <= 0 && window >= most : window >= 0 && window <= most;
 }
 
 /* Whether a plan can be carried out here; all that follows relies on it. No side is above MOST_SIDE. */
 static int crop_fits(const CropSpec *spec, int64_t height, int64_t width, const CropPlan *plan) {
     if (plan->height < 1 || plan->width < 1 || plan->height > height || plan->width > width) return 0;
     if (plan->top < 0 || plan->left < 0 || plan->top > height - plan->height || plan->left > width - plan->width) return 0;
-    if (plan->resized_height > MOST_SIDE || plan->resized_width > MOST_SIDE) return 0;
-    if (plan->window_top < 0 || plan->window_top > plan->resized_height - spec->height) return 0;
-    if (plan->window_left < 0 || plan->window_left > plan->resized_width - spec->width) return 0;
-    if (plan->resized_height == plan->height && plan->resized_width == plan->width) return 1;
+    if (!window_fits(plan->window_top, spec->height, plan->resized_height)) return 0;
+    if (!window_fits(plan->window_left, spec->width, plan->resized_width)) return 0;
+    if (!resizes_side(plan->resized_height, plan->height, spec->height) &&
+        !resizes_side(plan->resized_width, plan->width, spec->width))
+        return 1;
     return spec->resizes && plan->resized_height * plan->resized_width <= spec->max_pixels;
 }
 
@@ -142,7 +159,8 @@ static void *room_of(Room *room, size_t size) {
 }
 
 /* The weights of one axis: output i is the sum of weights[i * taps + j] * input[first[i] + j] for j below count[i],
-   which are inside the input. taps is a multiple of 4; weights behind count[i] are 0. */
+   which are inside the input. taps is a multiple of 4; weights behind count[i] are 0. The last output is a sum of
+   nothing, for what is around a region. */
 typedef struct {
     int64_t in, out;
     int is_bicubic, precision;
@@ -171,11 +189,12 @@ static int axis_make(Axis *axis, int64_t in, int64_t out, int is_bicubic) {
 
     if (axis->in == in && axis->out == out && axis->is_bicubic == is_bicubic) return 1;
     axis->in = 0;
-    exact = room_of(&axis->room, many * (taps * (sizeof(double) + sizeof(int16_t)) + 2 * sizeof(int32_t)));
+    exact = room_of(&axis->room, (many + 1) * (taps * (sizeof(double) + sizeof(int16_t)) + 2 * sizeof(int32_t)));
     if (!exact) return 0;
     axis->first = (int32_t *)(exact + many * taps);
-    axis->count = axis->first + many;
-    axis->weights = (int16_t *)(axis->count + many);
+    axis->count = axis->first + many + 1;
+    axis->weights = (int16_t *)(axis->count + many + 1);
+    axis->first[many] = axis->count[many] = 0;
     for (i = 0; i < out; i++) {
         const double center = scale * ((double)i + 0.5);
         const int64_t from = (int64_t)(center - support + 0.5), to = (int64_t)(center + support + 0.5);
@@ -206,17 +225,21 @@ static int axis_make(Axis *axis, int64_t in, int64_t out, int is_bicubic) {
 /* Which columns of the output a row has. */
 typedef struct {
     int64_t begin, count, channels;
+    size_t end; /* what is not below it, as a number without a sign, is around the region */
     int is_mirrored;
 } Columns;
 
 static size_t column_at(const Columns *columns, int64_t place) {
-    return (size_t)(columns->begin + (columns->is_mirrored ? columns->count - 1 - place : place));
+    const size_t at = (size_t)(columns->begin + (columns->is_mirrored ? columns->count - 1 - place : place));
+    return at < columns->end ? at : columns->end;
 }
 
 static void columns_copied(const Columns *columns, const unsigned char *row, unsigned char *out) {
+    const int64_t step = columns->is_mirrored ? -4 : 4;
     int64_t place;
-    for (place = 0; place < columns->count; place++, out += columns->channels)
-        memcpy(out, row + column_at(columns, place) * 4, 4); /* as below: up to 3 bytes behind the end */
+    row += column_at(columns, 0) * 4;
+    for (place = 0; place < columns->count; place++, row += step, out += columns->channels)
+        memcpy(out, row, 4); /* as below: up to 3 bytes behind the end */
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -275,14 +298,15 @@ AVX2 static void columns_resized(const Axis *axis, const Columns *columns, const
 /* One row of `size` bytes; the input begins with row `begins` of the axis. Reads and writes up to 31 bytes behind. */
 AVX2 static void rows_resized(const Axis *axis, int64_t row, const unsigned char *input, int64_t begins, size_t stride,
                               size_t size, unsigned char *out) {
-    const int16_t *weights = axis->weights + (size_t)row * axis->taps;
+    const size_t own = (size_t)row < (size_t)axis->out ? (size_t)row : (size_t)axis->out;
+    const int16_t *weights = axis->weights + own * axis->taps;
     const __m256i half = _mm256_set1_epi32(1 << (axis->precision - 1)), zero = _mm256_setzero_si256();
     const __m128i shift = _mm_cvtsi32_si128(axis->precision);
-    const int32_t count = axis->count[row];
+    const int32_t count = axis->count[own];
     size_t begin;
     int32_t j;
 
-    input += (size_t)(axis->first[row] - begins) * stride;
+    input += (size_t)(axis->first[own] - begins) * stride;
     for (begin = 0; begin < size; begin += 32) {
         __m256i a = half, b = half, c = half, d = half;
         for (j = 0; j < count; j += 2) {
@@ -335,9 +359,10 @@ static void crop_spread(const unsigned char *pixels, int64_t count, int64_t chan
    [channels][height][width]. Relies on crop_fits; returns 0 without memory. */
 static int crop_place(const CropSpec *spec, const CropPlan *plan, const unsigned char *pixels, const float *table,
                       void *out, CropMemory *memory) {
-    const int resizes_rows = plan->resized_height != plan->height;
-    const int resizes_columns = plan->resized_width != plan->width;
-    const Columns columns = {plan->window_left, spec->width, spec->channels, plan->across != 0};
+    const int resizes_rows = resizes_side(plan->resized_height, plan->height, spec->height);
+    const int resizes_columns = resizes_side(plan->resized_width, plan->width, spec->width);
+    const Columns columns = {plan->window_left, spec->width, spec->channels, (size_t)plan->resized_width,
+                             plan->across != 0};
     const size_t size = (size_t)(spec->width * spec->channels), stride = size + 4;
     /* The rows of the region that the window needs. */
     int64_t first = plan->window_top, end = first + spec->height, row, x, c;
@@ -348,8 +373,9 @@ static int crop_place(const CropSpec *spec, const CropPlan *plan, const unsigned
     if (resizes_rows) {
         if (!axis_make(&memory->down, plan->height, plan->resized_height, spec->is_bicubic)) return 0;
         /* Neither the first nor the end of a row's inputs ever decreases from row to row. */
-        first = memory->down.first[first];
-        end = memory->down.first[end - 1] + memory->down.count[end - 1];
+        end = (end < plan->resized_height ? end : plan->resized_height) - 1;
+        first = memory->down.first[first > 0 ? first : 0];
+        end = memory->down.first[end] + memory->down.count[end];
     }
     wide = room_of(&memory->wide, (size_t)(end - first) * stride + BEHIND);
     line = room_of(&memory->line, size + BEHIND);

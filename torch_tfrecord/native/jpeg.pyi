@@ -32,13 +32,4 @@ class CropJob(Job):
     ) -> None: ...
     def plan(self, height: int, width: int, key: int) -> dict[str, int] | None: ...
 
-def place(
-    pixels: Any,
-    plan: tuple[int, ...],
-    out: Any,
-    sizes: tuple[int, ...],
-    *,
-    table: Any = None,
-    bicubic: bool = False,
-) -> None: ...
 def plain_sizes(images: Iterable[Any], sizes: npt.NDArray[np.int64], max_pixels: int) -> None: ...

@@ -51,7 +51,7 @@ cdef extern from "crops.h" nogil:
     void *room_of(Room *room, size_t size)
     void crop_memory_free(CropMemory *memory)
 
-__all__ = ["CropJob", "place", "plain_sizes"]
+__all__ = ["CropJob", "plain_sizes"]
 
 
 def plain_sizes(images not None, int64_t max_pixels):
@@ -121,8 +121,9 @@ cdef bint crop_one(Crops *crops, Py_ssize_t number, CropMemory *memory) noexcept
         return True
     count = plan.height * plan.width
     # The region as it is: decoded into its row.
-    is_row = (crops.table == NULL and plan.across == 0 and plan.down == 0 and spec.height * spec.width == count
-              and plan.resized_height == plan.height and plan.resized_width == plan.width)
+    is_row = (crops.table == NULL and plan.resized_height == plan.height == spec.height
+              and plan.resized_width == plan.width == spec.width
+              and not (plan.window_top or plan.window_left or plan.across or plan.down))
     if not is_row:
         pixels = <unsigned char *> room_of(&memory.pixels, <size_t> count * 4 + BEHIND)
         if pixels == NULL:
@@ -160,7 +161,7 @@ cdef bint crop_all(void *state) noexcept nogil:
 cdef bint set_sizes(CropSpec *spec, tuple sizes, const unsigned char[::1] out, const float[:, ::1] table):
     """Take up (N, H, W, C) of the memory for rows; False if it, or the table, has another size."""
     spec.height, spec.width, spec.channels = sizes[1:]
-    return (0 < min(sizes[1:]) and max(sizes) <= MOST_SIDE and spec.channels <= 4
+    return (0 < min(sizes[1:]) and max(sizes) <= MOST_SIDE and spec.channels in (1, 3)
             and out.shape[0] == math.prod(sizes) * (1 if table is None else sizeof(float))
             and (table is None or (table.shape[0] == spec.channels and table.shape[1] == 256)))
 
@@ -176,7 +177,8 @@ cdef class CropJob(Job):
         table: float32 [C, 256], what to write for each value; None for uint8.
         keys: uint64 [N], for a random crop.
         plans: int64 [N, 10], the fields of CropPlan; or None for a crop that is `drawn` (seed, scale, ratio,
-            horizontal_flip) or `centred` (height, width; height 0 means that width is the length of the shorter side).
+            horizontal_flip) or `centred` (height, width; height 0 means that width is the length of the shorter side, both
+            0 that all of the image fits, with zeros around it).
         bicubic: The filter, else bilinear.
         resizes: Whether to resize here, as torch resizes uint8 with antialias.
         max_pixels: Of an image, and of what it is resized to.
@@ -219,7 +221,7 @@ cdef class CropJob(Job):
             crops.base, crops.size = <uintptr_t> &view[0] if view.shape[0] else 0, <size_t> view.shape[0]
         spans, self.sizes = given, np.zeros((count, 2), np.int32)
         found = self.sizes
-        if not (count and set_sizes(&crops.spec, sizes, out, table) and crops.spec.channels in (1, 3)
+        if not (count and set_sizes(&crops.spec, sizes, out, table)
                 and spans.shape[0] == count and spans.shape[1] == 2
                 and (plans is None or (plans.shape[0] == count and plans.shape[1] == 10))
                 and (drawn is None or keys.shape[0] == count)):
@@ -261,38 +263,3 @@ cdef class CropJob(Job):
         """What it does with an image of this size, as a dict; None if it leaves it to Python. For tests."""
         cdef CropPlan plan
         return plan if crop_plan(&self.crops.spec, height, width, key, NULL, &plan) else None
-
-
-def place(const unsigned char[:, :, ::1] pixels not None, tuple plan not None, unsigned char[::1] out not None,
-          tuple sizes not None, *, const float[:, ::1] table=None, bint bicubic=False):
-    """Resize pixels [height, width, C] by a plan whose region is all of them, and write its window to memory for
-    (1, H, W, C) as of a `CropJob`; C is 1 to 4. Releases the GIL.
-
-    Raises:
-        ValueError: The shapes or the plan do not fit, or this processor cannot resize.
-    """
-    cdef CropSpec spec
-    cdef CropPlan given, checked
-    cdef CropMemory memory
-    cdef unsigned char *spread = NULL
-    cdef const float *values = NULL if table is None else &table[0, 0]
-    cdef int64_t count = pixels.shape[0] * pixels.shape[1]
-    cdef bint is_placed = False
-    memset(&spec, 0, sizeof(CropSpec))
-    memset(&memory, 0, sizeof(CropMemory))
-    spec.resizes, spec.is_bicubic, spec.max_pixels = crop_can_resize(), bicubic, 1 << 62
-    (given.top, given.left, given.height, given.width, given.resized_height, given.resized_width, given.window_top,
-     given.window_left, given.across, given.down) = plan
-    if not (set_sizes(&spec, sizes, out, table) and pixels.shape[2] == spec.channels
-            and max(pixels.shape[0], pixels.shape[1]) <= MOST_SIDE
-            and (given.height, given.width) == (pixels.shape[0], pixels.shape[1])
-            and crop_plan(&spec, given.height, given.width, 0, &given, &checked)):
-        raise ValueError(f"expected pixels, memory and a table for {sizes}, and a plan that fits, got {plan}")
-    with nogil:
-        spread = <unsigned char *> room_of(&memory.pixels, <size_t> count * 4 + BEHIND)
-        if spread != NULL:
-            crop_spread(&pixels[0, 0, 0], count, spec.channels, spread)
-            is_placed = crop_place(&spec, &checked, spread, values, &out[0], &memory)
-        crop_memory_free(&memory)
-    if not is_placed:
-        raise MemoryError

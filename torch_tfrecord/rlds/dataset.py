@@ -84,7 +84,8 @@ class RLDSEpisodes(EpisodeDataset):
         directory: See `RLDSDataset`.
         split: See `RLDSDataset`.
         decode_images: See `RLDSDataset`. The images of all steps are decoded to a
-            `tv_tensors.Video` [T, C, H, W]; with False, they are a list of T bytes.
+            `tv_tensors.Video` [T, C, H, W]; with False, they are a list of T bytes. A crop must not
+            be random.
         features: See `RLDSDataset`.
         transform: Called with each episode.
         index: See `TFRecordDataset`.
@@ -127,6 +128,10 @@ class RLDSEpisodes(EpisodeDataset):
             episode_bytes=0,
             storage_options=storage_options,
         )
+        if store.is_random:
+            raise ValueError(
+                "decode_images: whole episodes have no random crop; crop them in the transform"
+            )
         self._transform = transform
         super().__init__(store, len(store), max_batch_bytes)
 
@@ -146,7 +151,8 @@ class RLDSEpisodes(EpisodeDataset):
 
     def _whole(self, episode: Episode) -> dict[str, object]:
         # One window of all steps.
-        batch = StepBatch([episode], np.zeros(1, np.int64), episode.num_steps)
+        nothing = np.zeros(1, np.int64)
+        batch = StepBatch([episode], nothing.view(np.uint64), "cpu", nothing, episode.num_steps)
         steps = each_leaf(episode.steps, lambda column: ColumnBatch(batch.take([column]), 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
@@ -198,7 +204,10 @@ class RLDSDataset(EpisodeDataset):
         pad: Padding at the ends of an episode: "repeat" the first observation and the last action,
             "zero", or None: steps whose window or horizon does not fit are excluded.
         decode_images: False returns images as encoded bytes; or pass the names of those to decode,
-            such as ["image"].
+            such as ["image"]. Or a `RandomResizedCrop` or `ResizedCenterCrop`, in which all are
+            decoded to its size, whatever the stored one; or a dict of names to crops and True. A
+            random crop is a pure function of its seed, the epoch and the step: all steps of a
+            sample, and its goal, have the same one.
         decode_on: As for `Image`, for JPEG frames of one size in batches of which no window is padded.
         features: Paths to read, such as ["steps/observation/image", "steps/action"], or a nested
             mapping, ``{"steps": {"action": True}}``; None for all. In place of a name: `OneOf` and
@@ -302,7 +311,8 @@ class RLDSDataset(EpisodeDataset):
         )
         self._transform, self._batch_transform = step_transform, batch_transform
         self._goals, self._decode_on = goals, decode_on
-        self._epoch = DrawEpoch() if self._draws or goals is not None else None
+        is_drawn = self._draws or goals is not None or store.is_random
+        self._epoch = DrawEpoch() if is_drawn else None
         self._first_steps = np.cumsum(store.num_steps) - store.num_steps
         firsts, stops = self._windows.ends(store.num_steps)
         if keep is None:
@@ -325,14 +335,16 @@ class RLDSDataset(EpisodeDataset):
         # One search for all positions of a batch.
         numbers, steps = self._ranges.find(np.array([*map(self._absolute, positions)], np.int64))
         goals = drawn = None
+        keys = np.zeros(len(steps), np.uint64)
         if self._epoch is not None:
             # By the step among all steps of the split: the same whichever of them are positions.
             at = self._first_steps[numbers] + steps
+            keys = self._epoch.keys(positions, at)
             if self._goals is not None:
-                keys = self._epoch.keys(positions, at, self._goals.seed)
-                goals = self._goals.draw(steps, self.num_steps[numbers], keys)
+                own = self._epoch.keys(positions, at, self._goals.seed)
+                goals = self._goals.draw(steps, self.num_steps[numbers], own)
             if self._draws:
-                drawn = Drawn(self._draws, self._epoch.keys(positions, at))
+                drawn = Drawn(self._draws, keys)
         # A transform may draw at random, so that it is called once.
         kept: list[Episode] = []
 
@@ -341,7 +353,9 @@ class RLDSDataset(EpisodeDataset):
             episodes = kept or self._episodes(numbers.tolist())
             if self._store.episode_transform is not None:
                 kept[:] = episodes
-            columns = step_columns(self._windows, episodes, steps, goals, drawn, self._decode_on)
+            columns = step_columns(
+                self._windows, episodes, steps, goals, drawn, keys, self._decode_on
+            )
             return {**columns, "dataset_name": [self.info.name] * len(steps)}
 
         try:
@@ -373,10 +387,10 @@ class RLDSDataset(EpisodeDataset):
         return int(numbers[0]), int(steps[0])
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, for the draws of `goals`; applies to running workers, too.
+        """Choose the epoch, from 0, for all draws; applies to running workers, too.
 
         Positions from `make_dataloader` and `RecordSampler` carry their own
-        epoch, which takes precedence. Until you choose an epoch, all others get new goals each
+        epoch, which takes precedence. Until you choose an epoch, all others get new draws each
         time, seeded by torch's default generator.
         """
         at_least(0, "epoch", epoch)

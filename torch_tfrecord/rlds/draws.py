@@ -179,7 +179,8 @@ class Drawn:
             options, masked = self._by_path[column.draw.path]
             found = column.options[options[number]]
             # The instruction of a sample is looked for in its columns.
-            if masked[number] and len(found) and isinstance(found.at(0), str):
+            is_text = masked[number] and getattr(found, "is_list", False) and len(found)
+            if is_text and isinstance(found.at(0), str):
                 return ValueColumn([""] * len(found), is_list=True)
             return found
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torchvision import tv_tensors
 
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns import LackingError, Want
 from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.media import Image
 from torch_tfrecord.rlds.episode_index import EpisodeRecord, Frames, Spans, Values, read_frames
 from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds import Leaf
@@ -48,13 +50,15 @@ class EpisodeColumn:
         """The number of steps."""
         raise NotImplementedError
 
-    def read(self, first: int, stop: int) -> Any:
-        """The values of steps `first` to `stop` - 1: a list, or a tensor that owns its memory."""
+    def read(self, first: int, stop: int, key: int = 0) -> Any:
+        """The values of steps `first` to `stop` - 1: a list, or a tensor that owns its memory; by the
+        sample's random key.
+        """
         raise NotImplementedError
 
-    def at(self, step: int) -> Any:
+    def at(self, step: int, key: int = 0) -> Any:
         """The value of one step."""
-        return self.read(step, step + 1)[0]
+        return self.read(step, step + 1, key)[0]
 
 
 class NumberColumn(EpisodeColumn):
@@ -77,7 +81,7 @@ class NumberColumn(EpisodeColumn):
     def __len__(self) -> int:
         return len(self.values)
 
-    def read(self, first: int, stop: int) -> torch.Tensor:
+    def read(self, first: int, stop: int, key: int = 0) -> torch.Tensor:
         """[steps, *shape]."""
         rows = self.values[first:stop]
         return rows.clone() if isinstance(rows, torch.Tensor) else torch.from_numpy(rows.copy())
@@ -100,14 +104,21 @@ class Decoding(NamedTuple):
     Attributes:
         path: Path of the feature.
         decode: Turns a stored value into that of a sample.
-        mode: See `decode_image`, if decoding is no more than that; None if it is.
+        image: What decodes many images at once, each with the same values; None for other values.
         shape: (height, width, channels) of such images, None for any.
     """
 
     path: str
     decode: Callable[[Any], object]
-    mode: str | None = None
+    image: Image | None = None
     shape: tuple[int | None, ...] = ()
+
+    def one(self, value: Any, key: int) -> object:
+        """A value of a sample, by the sample's random key."""
+        if self.image is None or self.image.crop is None:
+            return self.decode(value)
+        images = self.image._decoded([value], [self.shape], [key])
+        return tv_tensors.Image(cast("torch.Tensor", images)[0])
 
 
 class ValueColumn(EpisodeColumn):
@@ -143,7 +154,7 @@ class ValueColumn(EpisodeColumn):
     def __len__(self) -> int:
         return len(self.values)
 
-    def read(self, first: int, stop: int) -> list[Any]:
+    def read(self, first: int, stop: int, key: int = 0) -> list[Any]:
         """The values of steps `first` to `stop` - 1; images are `tv_tensors.Image` [C, H, W].
 
         Raises:
@@ -152,11 +163,10 @@ class ValueColumn(EpisodeColumn):
         found: list[Any] = part_of(self.values, first, stop)
         if self.decoding is None:
             return found
-        path, decode, *_ = self.decoding
-        values = []
+        path, values = self.decoding.path, []
         for step, value in enumerate(found, first):
             try:
-                values.append(decode(value))
+                values.append(self.decoding.one(value, key))
             except TFRecordError as error:
                 text = f"feature {path!r}, step {step}: {error.args[0]}"
                 located = type(error)(text)

@@ -18,6 +18,7 @@ import torch
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.media import Crop, Image
 from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds.draws import Draw, DrawnColumn
@@ -54,8 +55,8 @@ from torch_tfrecord.tfds import (
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
 
 STEPS = "steps"
-DecodeImages: TypeAlias = bool | str | Collection[str]
-"""True, False, or the names or paths of images to decode."""
+DecodeImages: TypeAlias = "Crop | bool | str | Collection[str] | Mapping[str, Crop | bool]"
+"""A crop, True, False, the names or paths of images to decode, or these and how."""
 EpisodeTransform: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
@@ -85,6 +86,7 @@ class EpisodeStore:
     Attributes:
         info: Metadata of the dataset.
         num_steps: int64 [N]: steps of each episode.
+        is_random: Whether images have random crops.
     """
 
     def __init__(
@@ -152,6 +154,8 @@ class EpisodeStore:
                 )
         self._columns = _column_makers(self._leaves, decode_images, self.info._features_path)
         self._wants = [want for maker in self._columns if maker is not None for want in maker.wants]
+        crops = decode_images.values() if isinstance(decode_images, Mapping) else [decode_images]
+        self.is_random = any(getattr(crop, "is_random", False) for crop in crops)
 
     def __len__(self) -> int:
         return len(self.num_steps)
@@ -268,7 +272,7 @@ def _is_step(leaf: LeafPlace) -> bool:
 class _ColumnMaker:
     """Builds the column of one step feature, or the value of a metadata feature."""
 
-    def __init__(self, leaf: LeafPlace, is_decoded: bool, path: str) -> None:
+    def __init__(self, leaf: LeafPlace, decoded: Crop | bool, path: str) -> None:
         self._leaf = leaf
         # Boxes of episodes stay as they are stored: the size of an image would have to be read.
         own = replace(leaf, image_key=None)
@@ -279,10 +283,15 @@ class _ColumnMaker:
         element: Any = self._reader.element
         self._of_lists = Decoding(leaf.path, partial(read_leaf, self._reader))
         self._of_values = None
-        if element.is_text or (element.is_encoded and is_decoded):
+        crop = None if isinstance(decoded, bool) else decoded
+        if element.is_text or (element.is_encoded and decoded):
             # Many images are decoded at once where decoding is a plain `decode_image`.
-            own_decoding = element.decode, element.plain_mode, element.shape
-            self._of_values = Decoding(leaf.path, *own_decoding)
+            image = None if element.plain_mode is None else Image(element.plain_mode, crop=crop)
+            if crop is not None and (image is None or len(leaf.lengths) > 1):
+                raise ValueError(
+                    f"decode_images: {leaf.path!r} has no crop: it is not one uint8 picture a step"
+                )
+            self._of_values = Decoding(leaf.path, element.decode, image, element.shape)
 
     def __call__(
         self, lists: Mapping[str, Values], num_steps: int, record: EpisodeRecord
@@ -315,19 +324,20 @@ def _column_makers(
 ) -> list[_ColumnMaker | None]:
     """How to make the column of each leaf; None for a dict of nothing."""
     images = [leaf.path for leaf in leaves if _is_step(leaf) and leaf.is_image]
-    names = [decode_images] if isinstance(decode_images, str) else decode_images
-    encoded: set[str] = set() if names is True else {*images}
-    for name in () if isinstance(names, bool) else names:
+    names: Any = [decode_images] if isinstance(decode_images, str) else decode_images
+    are_named = isinstance(names, Collection)
+    ways = dict.fromkeys(images, False if are_named else names)
+    for name in names if are_named else ():
         # A name may be the end of a path.
         found = [image for image in images if f"/{image}".endswith(f"/{name}")]
         if len(found) != 1:
             raise ValueError(
-                f"decode_images must be True, False, or names of images: {name!r} is "
+                f"decode_images must be True, False, a crop, or names of images: {name!r} is "
                 f"{'none' if not found else 'not one'} of {shown_list(images, repr)}"
             )
-        encoded -= {*found}
+        ways[found[0]] = names[name] if isinstance(names, Mapping) else True
     return [
-        None if leaf.is_empty else _ColumnMaker(leaf, leaf.path not in encoded, path)
+        None if leaf.is_empty else _ColumnMaker(leaf, ways.get(leaf.path, True), path)
         for leaf in leaves
     ]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from torch_tfrecord.batch_memory import (
     OBJECT_BYTES,
     TENSOR_BYTES,
     Ints,
+    Keys,
     as_array,
     as_tensor,
     reserve,
 )
 from torch_tfrecord.columns import decode_text, stack
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.media import decode_stack
 from torch_tfrecord.rlds.draws import Drawn
 from torch_tfrecord.rlds.episode_columns import Decoding, EpisodeColumn, read_encoded
 from torch_tfrecord.rlds.episode_store import Episode
@@ -69,11 +70,12 @@ class StepBatch:
 
     Args:
         episodes: The episode of each sample; columns are passed in the same order.
+        keys: The random key of each, which determines its crops.
+        decode_on: See `RLDSDataset`.
         begins: int64 [B]: the step that each window begins at. Those before the episode, and after
             it, are padding.
         size: Number of steps of each window.
         pad: Padding of missing steps: "repeat", "zero" or None.
-        decode_on: See `RLDSDataset`.
         is_step: Whether the windows are of one step each, whose value is taken without the
             dimension of steps.
 
@@ -85,10 +87,11 @@ class StepBatch:
     def __init__(
         self,
         episodes: Sequence[Episode],
+        keys: Keys,
+        decode_on: str,
         begins: Ints,
         size: int = 1,
         pad: Pad = None,
-        decode_on: str = "cpu",
         *,
         is_step: bool = False,
     ) -> None:
@@ -97,6 +100,7 @@ class StepBatch:
         self.steps = np.minimum(np.maximum(places, 0), stops[:, None] - 1)
         self.is_real = self.steps == places
         self._begins, self._size, self._pad, self._is_step = begins, size, pad, is_step
+        self._keys = keys
         # Frames are read in the order of the files.
         self._order = np.lexsort((begins, numbers)).tolist()
         firsts, stops = np.maximum(begins, 0), np.minimum(begins + size, stops)
@@ -147,12 +151,13 @@ class StepBatch:
         expected size.
         """
         # One object for each feature of a dataset: by it columns of the same files are known.
-        plan: Decoding | None = getattr(columns[0], "decoding", None)
-        if plan is None or plan.mode is None:
+        plans: list[Decoding | None] = [getattr(column, "decoding", None) for column in columns]
+        image = None if plans[0] is None else plans[0].image
+        if image is None:
             return None
         # Cameras of which one is drawn have plans of their own.
-        plans = {id(found): found for found in (getattr(one, "decoding", None) for one in columns)}
-        if any(found is None or found[2:] != plan[2:] for found in plans.values()):
+        different = {id(plan): plan for plan in plans}.values()
+        if any(plan is None or plan.image != image for plan in different):
             return None
         shape = len(columns), self._size
         rows = np.arange(math.prod(shape)).reshape(shape)[self._order]
@@ -162,13 +167,18 @@ class StepBatch:
                 [self._spans[number] for number in self._order],
             )
             places = rows[self.is_real[self._order]].tolist()
-            stack = decode_stack(values, plan.mode, places, math.prod(shape), self._decode_on)
+            numbers = [place // self._size for place in places]
+            stack = image._decoded(
+                values,
+                [plans[number].shape for number in numbers],
+                self._keys[numbers],
+                places,
+                math.prod(shape),
+                self._decode_on,
+            )
         except (OSError, TFRecordError):  # does not name the image: read and decode one by one
             return None
-        if stack is None or any(
-            size not in (None, found)
-            for size, found in zip(plan.shape, stack.shape[2:], strict=False)
-        ):
+        if stack is None:
             return None
         # A view of [N, H, W, C] memory.
         batch = as_tensor(as_array(stack), stack.dtype, (*shape, *stack.shape[1:]))
@@ -182,12 +192,13 @@ class StepBatch:
         list.
         """
         first, stop = self._spans[number]
+        key = int(self._keys[number])
         if self._is_step:
-            return column.at(first)
+            return column.at(first, key)
         is_list = getattr(column, "is_list", False)
         reserve(self._size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
         # Padding is not read again.
-        read = column.read(first, stop)
+        read = column.read(first, stop, key)
         values = [read[step - first] for step in self.steps[number].tolist()]
         if self._pad == "zero":
             empty, is_real = _empty(values[0], is_list), self.is_real[number]
@@ -233,10 +244,11 @@ def step_columns(
     steps: Ints,
     goals: Ints | None,
     drawn: Drawn | None,
+    keys: Keys,
     decode_on: str,
 ) -> dict[str, object]:
-    """The columns of the samples of these steps, each of one episode, with their goal steps and
-    what is drawn for them, if anything is.
+    """The columns of the samples of these steps, each of one episode, with their goal steps, what is
+    drawn for them, if anything is, and their random keys.
     """
     past, future, pad = windows
     declared = episodes[0].steps
@@ -245,9 +257,10 @@ def step_columns(
             episode._replace(steps=drawn.steps(episode.steps, number))
             for number, episode in enumerate(episodes)
         ]
-    seen = StepBatch(episodes, steps - (past - 1), past, pad, decode_on)
-    done = StepBatch(episodes, steps, future, pad, decode_on)
-    one = StepBatch(episodes, steps, decode_on=decode_on, is_step=True)
+    windows_of = partial(StepBatch, episodes, keys, decode_on)
+    seen = windows_of(steps - (past - 1), past, pad)
+    done = windows_of(steps, future, pad)
+    one = windows_of(steps, is_step=True)
     ways = {_OBSERVATION: seen.take, _ACTION: done.take}
     trees = [episode.steps for episode in episodes]
     columns = {
@@ -258,7 +271,7 @@ def step_columns(
         drawn.mask(declared, columns)
     task: dict[str, object] = {}
     if goals is not None:
-        at_goal = StepBatch(episodes, goals, decode_on=decode_on, is_step=True)
+        at_goal = windows_of(goals, is_step=True)
         task = _together([*map(_seen_at_goal, episodes)], at_goal.take)
         task["timestep"] = goals.tolist()
     task["language_instruction"] = [*map(instruction, episodes, steps.tolist())]
