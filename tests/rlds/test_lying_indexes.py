@@ -8,6 +8,7 @@ import random
 import shutil
 import struct
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,14 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rlds_episodes import write_episodes
-from sidecars import changed, flips, taken_apart
+from sidecars import changed as sidecar_with
+from sidecars import flips, taken_apart
 
 from torch_tfrecord import CorruptRecordError, IndexMismatchError, RecordIndex, tfds
 from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.tfds import RLDSDataset
+
+changed = partial(sidecar_with, lazy="pieces")
 
 LENGTHS = (3, 12, 1)
 ROW = 3  # words of a piece: key, size, CRC
@@ -130,6 +134,7 @@ def with_tables(content, changed_tables, **arrays):
     parts = [table.astype("<u4") for table in changed_tables]
     made = {
         "ends": np.cumsum([len(part) for part in parts]),
+        "checksums": np.array([crc32c(part.tobytes()) for part in parts], "<u4"),
         "pieces": np.concatenate(parts).ravel(),
     }
     return changed(content, made | arrays)

@@ -9,7 +9,8 @@ A record is cut into pieces: one for each list with its key; for a long list of 
 key, and one for each of its values. A piece is three uint32: the number of its key, its length and
 its CRC-32C. The pieces fill the record, so their starts follow from their lengths. An episode has
 no pieces if its record must be read as a whole: in a compressed file, or in a form that no writer
-uses. Pieces stay in the file, and those of an episode are read when you ask for it.
+uses. Pieces stay in the file: those of 10^7 frames are gigabytes. Those of an episode are read when
+you ask for it, and have a checksum of their own.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ Spans: TypeAlias = Sequence[tuple[int, int]]
 
 _FORMAT = SidecarFormat(
     "torch_tfrecord.episodes",
-    "4",
+    "5",
     "an episode index",
     ("file_size", "mtime_ns", "fingerprint", "records", "step_lists", "keys"),
-    {"num_steps": "int64", "ends": "int64", "pieces": "uint32"},
+    {"num_steps": "int64", "ends": "int64", "checksums": "uint32", "pieces": "uint32"},
     max_header_bytes=4 << 20,
+    lazy="pieces",
 )
 _PIECE_BYTES = 12
-_EPISODE_BYTES = 16  # without its pieces
+_EPISODE_BYTES = 20  # without its pieces
 _MOST_PIECE_BYTES = 4  # for each byte of the record; the smallest list takes 6
 _MOST_STEPS = 1 << 30  # an episode's
 
@@ -133,6 +135,20 @@ class EpisodeFile(NamedTuple):
         return next(iter(found), None)
 
 
+class _KeptPieces(NamedTuple):
+    """Where the pieces of a kept index stay.
+
+    Attributes:
+        path: The index.
+        begin: Their first byte in it.
+        checksums: uint32 [N]: CRC-32C of each episode's.
+    """
+
+    path: str
+    begin: int
+    checksums: npt.NDArray[np.uint32]
+
+
 @dataclass(frozen=True, eq=False)
 class EpisodeIndex:
     """Step counts and pieces of all episodes in one file; immutable.
@@ -142,17 +158,19 @@ class EpisodeIndex:
         num_steps: int64 [N]: steps of each episode.
         keys: The keys of the file's records.
         ends: int64 [N]: number of pieces up to the end of each episode.
-        pieces: uint32 [P, 3]: number of the key, length and CRC-32C of each piece; None if they
-            stay in the file `path`, starting at the byte `begin`.
+        pieces: uint32 [P, 3]: number of the key, length and CRC-32C of each piece; or where they
+            stay.
     """
 
     file: EpisodeFile
     num_steps: Ints
     keys: tuple[str, ...]
     ends: Ints
-    pieces: npt.NDArray[np.uint32] | None
-    path: str = ""
-    begin: int = 0
+    pieces: npt.NDArray[np.uint32] | _KeptPieces
+
+    def span(self, number: int) -> tuple[int, int]:
+        """The first of an episode's pieces, and the one after its last."""
+        return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
 
     def places(self, number: int, pieces: bytes) -> dict[str, Ints] | None:
         """Where the lists of an episode are in its record's payload, by key, in record order.
@@ -202,14 +220,20 @@ class EpisodeIndex:
             OSError: There are more keys than `load` accepts.
         """
         metadata = self.file.identity() | {"keys": json.dumps(self.keys)}
-        pieces = np.zeros(0, np.uint32) if self.pieces is None else self.pieces.ravel()
-        return _FORMAT.pack(
-            metadata, {"num_steps": self.num_steps, "ends": self.ends, "pieces": pieces}
-        )
+        pieces = np.asarray(self.pieces)
+        parts = (pieces[slice(*self.span(number))] for number in range(len(self.ends)))
+        arrays = {
+            "num_steps": self.num_steps,
+            "ends": self.ends,
+            "checksums": np.array([crc32c(part.astype("<u4").data) for part in parts], np.uint32),
+            "pieces": pieces.ravel(),
+        }
+        return _FORMAT.pack(metadata, arrays)
 
     @classmethod
     def load(cls, path: str, file: EpisodeFile) -> EpisodeIndex:
-        """Read what `to_bytes` wrote for the same file; the pieces are checked and stay there.
+        """Read what `to_bytes` wrote for the same file; the pieces stay there, and those of an
+        episode are checked when they are read.
 
         Raises:
             IndexMismatchError: The index is damaged, has another format or version, is larger than
@@ -225,26 +249,29 @@ class EpisodeIndex:
                         f"the episode index does not match the current file and features: expected {name} "
                         f"{_short(expected)}, got {_short(metadata[name])}"
                     )
-            # A sparse file may claim gigabytes, which must not be allocated.
-            most = int(records.lengths.sum()) if records._has_ranges else 0
-            return _EPISODE_BYTES * len(records) + _MOST_PIECE_BYTES * most
+            return _EPISODE_BYTES * len(records)
 
         found = _FORMAT.read(path, most_bytes, access=file.access)
-        num_steps, ends, pieces = (found.arrays[name] for name in _FORMAT.arrays)
+        num_steps, ends, checksums = found.arrays.values()
+        counts = np.diff(ends, prepend=0)
         try:
             keys = tuple(json.loads(found.metadata["keys"]))
             "".join(keys).encode()  # raises an error unless all are text
-            if not len(num_steps) == len(ends) == len(records):
+            if {len(array) for array in found.arrays.values()} != {len(records)}:
                 raise ValueError(f"one of {len(num_steps)} episodes instead of {len(records)}")
             if ((num_steps < 0) | (num_steps > _MOST_STEPS)).any():
                 raise ValueError("impossible numbers of steps")
-            if (np.diff(ends, prepend=0) < 0).any() or 3 * ends[-1:].sum() != len(pieces):
+            # A sparse file may claim gigabytes, which must not be allocated.
+            most = records.lengths * (_MOST_PIECE_BYTES if records._has_ranges else 0)
+            is_possible = (counts >= 0) & (counts <= most // _PIECE_BYTES)
+            if not is_possible.all() or 3 * counts.sum() != found.places["pieces"].length:
                 raise ValueError("pieces that do not follow one another")
         except (TypeError, ValueError, RecursionError) as error:
             raise IndexMismatchError(
                 f"expected an episode index written by torch_tfrecord, got {error}", path=path
             ) from error
-        return cls(file, num_steps, keys, ends, None, path, found.places["pieces"].begin)
+        kept = _KeptPieces(path, found.places["pieces"].begin, checksums)
+        return cls(file, num_steps, keys, ends, kept)
 
 
 def _short(text: str) -> str:
@@ -393,14 +420,26 @@ class EpisodeReader:
         return self._data.find(file, lambda _: records._open_records(path, access))
 
     def pieces(self, file: int, number: int) -> bytes:
-        """The pieces of an episode in the index of a file."""
-        index = self.indexes[file]
-        first, stop = int(index.ends[number - 1]) if number else 0, int(index.ends[number])
-        if index.pieces is not None:
-            return index.pieces[first:stop].tobytes()
+        """The pieces of an episode in the index of a file.
+
+        Raises:
+            IndexMismatchError: They are damaged.
+        """
+        index, kept = self.indexes[file], self.indexes[file].pieces
+        first, stop = index.span(number)
+        if not isinstance(kept, _KeptPieces):
+            return kept[first:stop].tobytes()
         # Read one by one: those of a large dataset take gigabytes.
-        source = self._sidecars.find(file, lambda _: open_file(index.path, index.file.access))
-        return source.read(_PIECE_BYTES * (stop - first), index.begin + _PIECE_BYTES * first)
+        source = self._sidecars.find(file, lambda _: open_file(kept.path, index.file.access))
+        found = source.read(_PIECE_BYTES * (stop - first), kept.begin + _PIECE_BYTES * first)
+        expected, got = int(kept.checksums[number]), crc32c(found)
+        if got != expected:
+            raise IndexMismatchError(
+                f"the episode index at {kept.path}: expected places of lists with checksum {expected:#010x}, "
+                f"got {got:#010x}: remove it, and it is built again",
+                position=number,
+            )
+        return found
 
 
 class EpisodeRecord(NamedTuple):
