@@ -128,7 +128,7 @@ class Access:
 
     def without_cache(self) -> Access:
         """The same storages, read without the cache: for small files that are read once."""
-        return self._with_cache(None)
+        return self if self.cache is None else self._with_cache(None)
 
     def for_files(self, paths: Sequence[str]) -> Access:
         """The same, for the files of one data set: their copies are in use as long as one of them

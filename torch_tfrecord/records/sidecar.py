@@ -24,6 +24,8 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -56,6 +58,8 @@ __all__ = [
 _Array: TypeAlias = "npt.NDArray[np.generic]"
 
 _DTYPES = {"I64": "int64", "F64": "float64", "U64": "uint64", "U32": "uint32", "U8": "uint8"}
+# NumPy makes it in 5 us, of which opening thousands of shards took a tenth of its time.
+_name_of = cache(attrgetter("name"))
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 SIDECAR_FOLDER = ".torch_index"
@@ -284,7 +288,7 @@ def _checksum(
 
     It is true in whatever order a program writes them.
     """
-    described = {name: [dtype.name, length] for name, (dtype, length) in shapes.items()}
+    described = {name: [_name_of(dtype), length] for name, (dtype, length) in shapes.items()}
     crc = crc32c(json.dumps([metadata, described], sort_keys=True).encode())
     for name in sorted(arrays):
         crc = crc32c(arrays[name].data, crc)
@@ -296,7 +300,7 @@ def _place(described: object, dtypes: str, start: int) -> ArrayPlace:
         case {"dtype": str(name), "shape": [int(length)], "data_offsets": [int(begin), int(end)]}:
             dtype = np.dtype(_DTYPES.get(name, "V"))
             if (
-                dtype.name in dtypes.split()
+                _name_of(dtype) in dtypes.split()
                 and 0 <= begin <= end == begin + length * dtype.itemsize
             ):
                 return ArrayPlace(dtype.newbyteorder("<"), length, start + begin)

@@ -148,7 +148,7 @@ class ValueColumn(EpisodeColumn):
             self.num_bytes = values.num_bytes
         else:
             # An instruction is one object for all steps.
-            different = {id(value): value for value in values}.values()
+            different = dict(zip(map(id, values), values, strict=True)).values()
             self.num_bytes = 8 * len(values) + sum(map(_size, different))
 
     def __len__(self) -> int:

@@ -35,6 +35,7 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import find_fields, parse_message, varint
 from torch_tfrecord.records import PackedRecords, RecordIndex, SidecarFormat, SidecarKeeper
 from torch_tfrecord.samples import RecordPlace
+from torch_tfrecord.shown import shown_text
 
 __all__ = [
     "EpisodeFile",
@@ -71,6 +72,7 @@ _MOST_STEPS = 1 << 30  # an episode's
 _MIN_FRAMES_BYTES = 1 << 14
 _MIN_FRAME_BYTES = 1 << 7
 _MOST_OPEN = 256  # files of each kind; descriptors have a limit of their own
+_VARINT_STEPS = 1 << np.arange(7, 35, 7)  # from here on a length takes one byte more
 _PREFIX = 6  # the most bytes of the tag and length of an entry, before the key
 
 
@@ -185,18 +187,21 @@ class EpisodeIndex:
         if not pieces:
             return None
         num_bytes = int(self.file.records.lengths[number])
-        # Only whole pieces: the file may end early.
-        table = np.frombuffer(pieces, "<u4", len(pieces) // _PIECE_BYTES * 3).reshape(-1, 3)
+        table = np.frombuffer(pieces, "<u4").reshape(-1, 3)
         keys, table = table[:, 0], table.astype(np.int64)
         # The starts, in place of the keys.
         table[:, 0] = num_bytes - table[::-1, 1].cumsum()[::-1]
+        # The pieces of a list follow one another.
+        starts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]
+        names = keys[starts[:-1]].tolist()
         # Before the first are the tag and length of the map of features.
-        if keys.max(initial=0) >= len(self.keys) or not 2 <= table[:1, 0].sum() <= 6:
+        if max(names) >= len(self.keys) or len({*names}) < len(names) or not 2 <= table[0, 0] <= 6:
             raise IndexMismatchError(
                 f"the episode index: expected lists that fill {num_bytes} bytes, got others",
                 position=number,
             )
-        return {self.keys[key]: table[keys == key] for key in dict.fromkeys(keys.tolist())}
+        spans = zip(names, pairwise(starts), strict=True)
+        return {self.keys[name]: table[slice(*span)] for name, span in spans}
 
     def check_steps(self, number: int, counts: Mapping[str, int]) -> None:
         """Raise IndexMismatchError unless lists with these numbers of values have the number of
@@ -247,13 +252,13 @@ class EpisodeIndex:
                 if metadata[name] != expected:
                     raise IndexMismatchError(
                         f"the episode index does not match the current file and features: expected {name} "
-                        f"{_short(expected)}, got {_short(metadata[name])}"
+                        f"{shown_text(expected, 200)}, got {shown_text(metadata[name], 200)}"
                     )
             return _EPISODE_BYTES * len(records)
 
         found = _FORMAT.read(path, most_bytes, access=file.access)
         num_steps, ends, checksums = found.arrays.values()
-        counts = np.diff(ends, prepend=0)
+        counts = ends - np.append(0, ends[:-1])
         try:
             keys = tuple(json.loads(found.metadata["keys"]))
             "".join(keys).encode()  # raises an error unless all are text
@@ -272,10 +277,6 @@ class EpisodeIndex:
             ) from error
         kept = _KeptPieces(path, found.places["pieces"].begin, checksums)
         return cls(file, num_steps, keys, ends, kept)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
 
 
 class EpisodeKeeper(SidecarKeeper[EpisodeFile, EpisodeIndex]):
@@ -374,7 +375,9 @@ def _cut(payload: bytes) -> tuple[dict[str, list[int]], dict[str, int]]:
             (_, _, *name), (_, _, *feature) = find_fields(payload, begin, end)
             key, num_bytes = payload[slice(*name)].decode(), feature[1] - feature[0]
             values = features[key].bytes_list.value
-            sizes = [1 + len(varint(len(value))) + len(value) for value in values]
+            lengths = np.fromiter(map(len, values), np.int64)
+            # Each with its tag and the bytes of its length.
+            sizes = (lengths + 2 + _VARINT_STEPS.searchsorted(lengths, "right")).tolist()
             total = sum(sizes)
             content = b"\n" + varint(total) if sizes else b""
             entry = _wrap(key.encode()) + b"\x12" + varint(num_bytes)
@@ -597,8 +600,8 @@ def _parse(payload: bytes, wants: Sequence[Want]) -> dict[str, Values]:
             values: Any = column.values
             if want.kind.dtype is bytes:
                 # An instruction that is repeated in every step becomes one object.
-                seen: dict[bytes, bytes] = {}
-                values = [seen.setdefault(each, each) for each in column.strings(bytes)]
+                strings, seen = column.strings(bytes), dict[bytes, bytes]()
+                values = [*map(seen.setdefault, strings, strings)]
             lists[want.key] = values
     return lists
 

@@ -12,7 +12,6 @@ import json
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -30,6 +29,7 @@ from torch_tfrecord.rlds.windows import (
     DROID_KEY,
     Keep,
     KeepKey,
+    StepRanges,
     cut_ranges,
     find_kept_ranges,
 )
@@ -142,16 +142,14 @@ def dataset_statistics(
     if episode_transform is None:
         # Only what is counted is read.
         store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
-    kept = None
-    if keep is not None:
-        ranges = find_kept_ranges(store, keep, keep_key)
-        chosen = cut_ranges(np.zeros_like(store.num_steps), store.num_steps, ranges)
-        numbers, steps = chosen.find(np.arange(len(chosen)))
-        ends = np.searchsorted(numbers, np.arange(len(store) + 1)).tolist()
-        kept = [steps[begin:end] for begin, end in pairwise(ends)]
+    firsts, stops = np.zeros_like(store.num_steps), store.num_steps
+    if keep is None:
+        ranges = StepRanges(np.arange(len(store)), firsts, stops)
+    else:
+        ranges = cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
     is_kept = cache and episode_transform is None
     keeper = _Keeper("auto" if is_kept else "memory", index_dir)
-    return _by_name(keeper.find(_Rows(store, columns, kept)))
+    return _by_name(keeper.find(_Rows(store, columns, ranges)))
 
 
 def _names(there: Sequence[str], chosen: str | Sequence[str] | None, *usual: str) -> list[str]:
@@ -188,7 +186,7 @@ class _Rows:
     Args:
         store: The episodes.
         columns: The paths of the features of each column.
-        kept: The steps of each episode, int64; None for all.
+        ranges: The steps that count.
 
     Attributes:
         num_steps: int64 [episodes], how many of each episode.
@@ -199,14 +197,14 @@ class _Rows:
         self,
         store: EpisodeStore,
         columns: Mapping[str, Sequence[str]],
-        kept: Sequence[npt.NDArray[np.int64]] | None,
+        ranges: StepRanges,
     ) -> None:
-        self.store, self.columns, self.kept = store, columns, kept
-        self.num_steps, num_episodes = store.num_steps, len(store)
-        if kept is not None:
-            self.num_steps = np.array([*map(len, kept)], np.int64)
-            num_episodes = int(np.count_nonzero(self.num_steps))
-        self.counts = np.array([self.num_steps.sum(), num_episodes], np.int64)
+        self.store, self.columns, self.ranges = store, columns, ranges
+        # Arrays of the ranges, as an array of steps for each episode takes a gigabyte for 10^7.
+        self._borders = ranges.episodes.searchsorted(np.arange(len(store) + 1))
+        self.num_steps = np.diff(np.append(0, ranges.ends)[self._borders])
+        num_episodes = np.count_nonzero(np.diff(self._borders))
+        self.counts = np.array([len(ranges), num_episodes], np.int64)
 
     @functools.cached_property
     def key(self) -> str:
@@ -216,8 +214,8 @@ class _Rows:
         key = hashlib.sha256(source.read(source.file_size, 0))
         for part in (_FORMAT.version, self.columns, *self.store.identity()):
             key.update(json.dumps(part).encode() + b"\n")
-        for steps in self.kept or ():
-            key.update(steps.tobytes() + b"\n")
+        for array in (self.ranges.episodes, self.ranges.firsts, self.ranges.stops):
+            key.update(array.tobytes() + b"\n")
         return key.hexdigest()
 
     @property
@@ -226,7 +224,7 @@ class _Rows:
         return posixpath.join(self.store.info.directory, f"dataset_statistics_{self.key}")
 
     def of(self, episode: Episode, path: str) -> npt.NDArray[np.float32]:
-        """[steps, dimensions] of one feature."""
+        """[steps, dimensions] of one feature, of the steps that count."""
         column: Any = episode.steps
         for name in path.split("/"):
             column = column.get(name) if isinstance(column, Mapping) else None
@@ -237,7 +235,9 @@ class _Rows:
                 path=self.store.info._features_path,
             )
         rows = np.asarray(column.values, np.float32).reshape(episode.num_steps, -1)
-        return rows if self.kept is None else rows[self.kept[episode.number]]
+        own = slice(*self._borders[episode.number : episode.number + 2])
+        spans = zip(self.ranges.firsts[own], self.ranges.stops[own], strict=True)
+        return np.concatenate([rows[first:stop] for first, stop in spans])
 
 
 def _compute(rows: _Rows) -> _Arrays:

@@ -138,6 +138,10 @@ class StepRanges:
         firsts: int64 [N], the first step of each range.
         stops: int64 [N], the step after each range; not after the first step for an empty one.
 
+    Attributes:
+        episodes, firsts, stops: The same.
+        ends: int64 [N], the number of positions up to the end of each range.
+
     Example:
         >>> ranges = StepRanges(np.array([0, 2]), np.array([5, 0]), np.array([7, 3]))
         >>> len(ranges), ranges.find(np.array([1, 2]))
@@ -145,18 +149,18 @@ class StepRanges:
     """
 
     def __init__(self, episodes: Ints, firsts: Ints, stops: Ints) -> None:
+        self.episodes, self.firsts, self.stops = episodes, firsts, stops
         counts = np.maximum(stops - firsts, 0)
-        self._episodes = episodes  # ascending
-        self._ends = np.cumsum(counts)
-        self._offsets = firsts - self._ends + counts  # from a position to its step
+        self.ends = np.cumsum(counts)
+        self._offsets = firsts - self.ends + counts  # from a position to its step
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return int(self.ends[-1]) if len(self.ends) else 0
 
     def find(self, positions: Ints) -> tuple[Ints, Ints]:
         """The episodes and the steps at these positions."""
-        numbers = self._ends.searchsorted(positions, side="right")
-        return self._episodes[numbers], positions + self._offsets[numbers]
+        numbers = self.ends.searchsorted(positions, side="right")
+        return self.episodes[numbers], positions + self._offsets[numbers]
 
 
 def cut_ranges(firsts: Ints, stops: Ints, kept: Iterable[Ranges]) -> StepRanges:
