@@ -11,6 +11,7 @@ import copy
 import glob
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,7 @@ _COLUMNS = {
 }
 _FILE = EpisodeFile(_DATA, _RECORDS, _STEP_LISTS)
 _EPISODES = EpisodeKeeper("memory", None).find(_FILE)
+_packed = partial(EpisodeKeeper("memory", None)._packed, _FILE)
 _WANTS = tfds.RLDSDataset(_INFO)._store._wants
 _PLACES = {b"r": sidecar_path(_DATA), b"e": sidecar_path(_DATA + ".steps")}
 (_PLACES[b"s"],) = (
@@ -94,7 +96,7 @@ _PLACES = {b"r": sidecar_path(_DATA), b"e": sidecar_path(_DATA + ".steps")}
 )
 _TRUE = {
     b"r": _RECORDS.to_bytes(),
-    b"e": _EPISODES.to_bytes(),
+    b"e": _packed(_EPISODES),
     b"s": Path(_PLACES[b"s"]).read_bytes(),
 }
 
@@ -186,10 +188,10 @@ def _lying_episodes(rng):
     mended.
     """
     if rng.randrange(3) == 0:
-        return replace(_EPISODES, ends=_lying(rng, _EPISODES.ends)).to_bytes()
+        return _packed(replace(_EPISODES, ends=_lying(rng, _EPISODES.ends)))
     words = _EPISODES.pieces.copy()
     words.flat[rng.randrange(words.size)] = rng.choice([1, 2, 3, 4, 5, 7, 2**31, 2**32 - 1])
-    return replace(_EPISODES, pieces=words).to_bytes()
+    return _packed(replace(_EPISODES, pieces=words))
 
 
 def check(data):

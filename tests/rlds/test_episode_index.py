@@ -1,17 +1,22 @@
 """The episode index: its file, its freshness, what is refused, and where it is kept."""
 
+import gc
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 import torch
 from rlds_episodes import LENGTHS, write_episodes
 
-from torch_tfrecord import IndexMismatchError
-from torch_tfrecord.records import IndexKeeper
+from torch_tfrecord import IndexMismatchError, RecordIndex, RecordSampler, tfds
+from torch_tfrecord.files import LocalFile
+from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper
+from torch_tfrecord.rlds.episode_index import EpisodeFile, EpisodeIndex, EpisodeKeeper
 from torch_tfrecord.tfds import RLDSDataset
 
 
@@ -152,3 +157,50 @@ def test_in_memory_nothing_is_written(own):
     assert ds[10]["observation"]["image"].shape == (2, 3, 32, 40)
     assert sorted(own.iterdir()) == before
     assert not Path(os.environ["XDG_CACHE_HOME"], "torch_tfrecord").exists()
+
+
+def of_many_episodes(directory, num_episodes):
+    """A directory with the indexes of so many episodes, of 2 steps and 20 pieces each; the data are a hole."""
+    f = tfds.features
+    features = {"steps": f.Dataset({"action": f.Tensor((3,), "float32")})}
+    tfds.write(directory, {"train": [{"steps": []}]}, features, name="drawn")
+    info = json.loads((directory / "dataset_info.json").read_text())
+    info["splits"][0]["shardLengths"] = [str(num_episodes)]
+    (directory / "dataset_info.json").write_text(json.dumps(info))
+    path = str(directory / "drawn-train.tfrecord-00000-of-00001")
+    os.truncate(path, 0)
+    os.truncate(path, num_episodes * 1000)
+    source = LocalFile(path)
+    records = RecordIndex(
+        np.arange(num_episodes) * 1000,
+        np.full(num_episodes, 1000 - OVERHEAD_BYTES),
+        source.file_size,
+        mtime_ns=source.mtime_ns,
+        fingerprint=source.fingerprint(),
+    )
+    IndexKeeper.write(IndexKeeper.place(path), records.to_bytes())
+    ends = np.arange(1, num_episodes + 1) * 20
+    pieces = np.ones((int(ends[-1]), 3), np.uint32)
+    data = EpisodeFile(path, records, {"steps/action": 3})
+    index = EpisodeIndex(data, np.full(num_episodes, 2), ("steps/action",), ends, pieces)
+    place = IndexKeeper.place(path + ".steps")
+    IndexKeeper.write(place, EpisodeKeeper("auto", None)._packed(data, index))
+    assert os.path.getsize(place) > num_episodes * 260
+
+
+def test_an_episode_takes_no_object_and_its_frames_nothing(tmp_path):
+    """Only numbers in arrays, 8 bytes each: its frames' places stay in the file."""
+    most = {}
+    for num_episodes in (1000, 101_000):
+        directory = tmp_path / f"drawn{num_episodes}"
+        of_many_episodes(directory, num_episodes)
+        gc.collect()
+        tracemalloc.start()
+        ds = RLDSDataset(directory, index="require")
+        sampler = iter(RecordSampler(ds))
+        assert 0 <= next(sampler) < len(ds) == 2 * num_episodes
+        most[num_episodes] = np.array(tracemalloc.get_traced_memory())
+        tracemalloc.stop()
+    kept, at_once = (most[101_000] - most[1000]) / 100_000
+    assert kept < 110
+    assert at_once < 150

@@ -38,11 +38,9 @@ from torch_tfrecord.rlds.windows import (
     DROID_KEY,
     Keep,
     KeepKey,
-    StepRanges,
     UniformGoals,
     Windows,
-    cut_ranges,
-    find_kept_ranges,
+    chosen_steps,
 )
 from torch_tfrecord.samples import Places, SampleList, transform_one
 from torch_tfrecord.shown import shown_features, shown_files, shown_transform, shown_value
@@ -315,10 +313,7 @@ class RLDSDataset(EpisodeDataset):
         self._epoch = DrawEpoch() if is_drawn else None
         self._first_steps = np.cumsum(store.num_steps) - store.num_steps
         firsts, stops = self._windows.ends(store.num_steps)
-        if keep is None:
-            self._ranges = StepRanges(np.arange(len(store)), firsts, stops)
-        else:
-            self._ranges = cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+        self._ranges = chosen_steps(store, firsts, stops, keep, keep_key)
         super().__init__(store, len(self._ranges), max_batch_bytes)
 
     def _sample(self, position: Any) -> Any:

@@ -29,7 +29,7 @@ from crc32c import crc32c
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns import ColumnPlan, Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files import Access, FileSource, LocalFile, open_file, read_pieces
+from torch_tfrecord.files import Access, FileSource, open_file, read_pieces
 from torch_tfrecord.per_process import ProcessCache
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import find_fields, parse_message, varint
@@ -94,14 +94,12 @@ class EpisodeFile(NamedTuple):
     def identity(self) -> dict[str, str]:
         """The data that the index was built from: they must match for the index to be used."""
         records = self.records
-        number = len(records)
-        if not records._is_array_record:
-            # Other records of the same total would have other lengths.
-            number = crc32c(records.lengths.astype("<i8").data)
+        # Other records of the same total would have other lengths.
+        number = crc32c(records.lengths.astype("<i8").data)
         return {
             "file_size": str(records.file_size),
             "mtime_ns": str(records.mtime_ns),
-            "fingerprint": "" if records.fingerprint is None else str(records.fingerprint),
+            "fingerprint": str(records.fingerprint),
             "records": str(number),  # another one if the records are
             "step_lists": json.dumps(dict(sorted(self.step_lists.items()))),
         }
@@ -174,70 +172,28 @@ class EpisodeIndex:
         """The first of an episode's pieces, and the one after its last."""
         return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
 
-    def places(self, number: int, pieces: bytes) -> dict[str, Ints] | None:
-        """Where the lists of an episode are in its record's payload, by key, in record order.
 
-        Each is int64 [pieces, 3]: start, length and CRC-32C of its entry; with more than one row,
-        of what comes before its values, then of each value with its tag and length. None for a
-        record that must be read as a whole.
+class EpisodeKeeper(SidecarKeeper[EpisodeFile, EpisodeIndex]):
+    """Finds the episode index of a file, or builds and keeps it; see `SidecarKeeper`."""
 
-        Raises:
-            IndexMismatchError: The pieces do not fill the payload.
-        """
-        if not pieces:
-            return None
-        num_bytes = int(self.file.records.lengths[number])
-        table = np.frombuffer(pieces, "<u4").reshape(-1, 3)
-        keys, table = table[:, 0], table.astype(np.int64)
-        # The starts, in place of the keys.
-        table[:, 0] = num_bytes - table[::-1, 1].cumsum()[::-1]
-        # The pieces of a list follow one another.
-        starts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]
-        names = keys[starts[:-1]].tolist()
-        # Before the first are the tag and length of the map of features.
-        if max(names) >= len(self.keys) or len({*names}) < len(names) or not 2 <= table[0, 0] <= 6:
-            raise IndexMismatchError(
-                f"the episode index: expected lists that fill {num_bytes} bytes, got others",
-                position=number,
-            )
-        spans = zip(names, pairwise(starts), strict=True)
-        return {self.keys[name]: table[slice(*span)] for name, span in spans}
+    _kind = "episode index"
+    _advice = "open the dataset once with index='auto'"
+    _suffix = ".steps"
 
-    def check_steps(self, number: int, counts: Mapping[str, int]) -> None:
-        """Raise IndexMismatchError unless lists with these numbers of values have the number of
-        steps given in the index.
-        """
-        try:
-            steps, wrong = self.file.count_steps(counts), ""
-        except ParseError as error:
-            steps, wrong = -1, error.args[0]
-        expected = int(self.num_steps[number])
-        if steps not in (None, expected):
-            raise IndexMismatchError(
-                f"the episode index: {wrong or f'expected {expected} steps, got lists of {steps}'}",
-                position=number,
-            )
-
-    def to_bytes(self) -> bytes:
-        """Serialize a built index as a safetensors file, with the pieces last.
+    def find_all(self, files: Sequence[EpisodeFile]) -> list[EpisodeIndex]:
+        """The indexes of several files; shows a progress bar if building takes more than a second.
 
         Raises:
-            OSError: There are more keys than `load` accepts.
+            IndexMismatchError: A file has no fresh index, with the policy "require".
+            TFRecordError: A file to be indexed is damaged, or an episode's features disagree.
         """
-        metadata = self.file.identity() | {"keys": json.dumps(self.keys)}
-        pieces = np.asarray(self.pieces)
-        parts = (pieces[slice(*self.span(number))] for number in range(len(self.ends)))
-        arrays = {
-            "num_steps": self.num_steps,
-            "ends": self.ends,
-            "checksums": np.array([crc32c(part.astype("<u4").data) for part in parts], np.uint32),
-            "pieces": pieces.ravel(),
-        }
-        return _FORMAT.pack(metadata, arrays)
+        progress = ProgressBar(files, "indexing episodes", unit="file", delay=1.0)
+        found = [*map(self.find, progress)]
+        self.warn_of_displaced()
+        return found
 
-    @classmethod
-    def load(cls, path: str, file: EpisodeFile) -> EpisodeIndex:
-        """Read what `to_bytes` wrote for the same file; the pieces stay there, and those of an
+    def _loaded(self, data: EpisodeFile, place: str) -> EpisodeIndex:
+        """Read what `_packed` wrote for the same file; the pieces stay there, and those of an
         episode are checked when they are read.
 
         Raises:
@@ -245,10 +201,10 @@ class EpisodeIndex:
                 an index of these records can be, or belongs to other records or features.
             OSError: The file cannot be opened.
         """
-        records = file.records
+        records = data.records
 
         def most_bytes(metadata: Mapping[str, str]) -> int:
-            for name, expected in file.identity().items():
+            for name, expected in data.identity().items():
                 if metadata[name] != expected:
                     raise IndexMismatchError(
                         f"the episode index does not match the current file and features: expected {name} "
@@ -256,7 +212,7 @@ class EpisodeIndex:
                     )
             return _EPISODE_BYTES * len(records)
 
-        found = _FORMAT.read(path, most_bytes, access=file.access)
+        found = _FORMAT.read(place, most_bytes, access=data.access)
         num_steps, ends, checksums = found.arrays.values()
         counts = ends - np.append(0, ends[:-1])
         try:
@@ -273,36 +229,27 @@ class EpisodeIndex:
                 raise ValueError("pieces that do not follow one another")
         except (TypeError, ValueError, RecursionError) as error:
             raise IndexMismatchError(
-                f"expected an episode index written by torch_tfrecord, got {error}", path=path
+                f"expected an episode index written by torch_tfrecord, got {error}", path=place
             ) from error
-        kept = _KeptPieces(path, found.places["pieces"].begin, checksums)
-        return cls(file, num_steps, keys, ends, kept)
-
-
-class EpisodeKeeper(SidecarKeeper[EpisodeFile, EpisodeIndex]):
-    """Finds the episode index of a file, or builds and keeps it; see `SidecarKeeper`."""
-
-    _kind = "episode index"
-    _advice = "open the dataset once with index='auto'"
-    _suffix = ".steps"
-
-    def find_all(self, files: Sequence[EpisodeFile]) -> list[EpisodeIndex]:
-        """The indexes of several files; shows a progress bar if building takes more than a second.
-
-        Raises:
-            IndexMismatchError: A file has no fresh index, with the policy "require".
-            TFRecordError: A file to be indexed is damaged, or an episode's features disagree.
-        """
-        progress = ProgressBar(files, "indexing episodes", len(files), unit="file", delay=1.0)
-        found = [*map(self.find, progress)]
-        self.warn_of_displaced()
-        return found
-
-    def _loaded(self, data: EpisodeFile, place: str) -> EpisodeIndex:
-        return EpisodeIndex.load(place, data)
+        kept = _KeptPieces(place, found.places["pieces"].begin, checksums)
+        return EpisodeIndex(data, num_steps, keys, ends, kept)
 
     def _packed(self, data: EpisodeFile, found: EpisodeIndex) -> bytes:
-        return found.to_bytes()
+        """Serialize a built index as a safetensors file, with the pieces last.
+
+        Raises:
+            OSError: There are more keys than `_loaded` accepts.
+        """
+        metadata = data.identity() | {"keys": json.dumps(found.keys)}
+        pieces = np.asarray(found.pieces)
+        parts = (pieces[slice(*found.span(number))] for number in range(len(found.ends)))
+        arrays = {
+            "num_steps": found.num_steps,
+            "ends": found.ends,
+            "checksums": np.array([crc32c(part.astype("<u4").data) for part in parts], np.uint32),
+            "pieces": pieces.ravel(),
+        }
+        return _FORMAT.pack(metadata, arrays)
 
     def _build(self, data: EpisodeFile) -> EpisodeIndex:
         """Read every record of a file, check its CRC, and cut it into pieces.
@@ -422,27 +369,48 @@ class EpisodeReader:
         path, records, _, access = self.indexes[file].file
         return self._data.find(file, lambda _: records._open_records(path, access))
 
-    def pieces(self, file: int, number: int) -> bytes:
-        """The pieces of an episode in the index of a file.
+    def places(self, file: int, number: int) -> dict[str, Ints]:
+        """Where the lists of an episode are in its record's payload, by key, in record order.
+
+        Each is int64 [pieces, 3]: start, length and CRC-32C of its entry; with more than one row,
+        of what comes before its values, then of each value with its tag and length. Empty for
+        a record that must be read as a whole.
 
         Raises:
-            IndexMismatchError: They are damaged.
+            IndexMismatchError: The pieces are damaged, or do not fill the payload.
         """
         index, kept = self.indexes[file], self.indexes[file].pieces
         first, stop = index.span(number)
-        if not isinstance(kept, _KeptPieces):
-            return kept[first:stop].tobytes()
-        # Read one by one: those of a large dataset take gigabytes.
-        source = self._sidecars.find(file, lambda _: open_file(kept.path, index.file.access))
-        found = source.read(_PIECE_BYTES * (stop - first), kept.begin + _PIECE_BYTES * first)
-        expected, got = int(kept.checksums[number]), crc32c(found)
-        if got != expected:
+        if first == stop:
+            return {}
+        if isinstance(kept, _KeptPieces):
+            # Read one by one: those of a large dataset take gigabytes.
+            source = self._sidecars.find(file, lambda _: open_file(kept.path, index.file.access))
+            found = source.read(_PIECE_BYTES * (stop - first), kept.begin + _PIECE_BYTES * first)
+            expected, got = int(kept.checksums[number]), crc32c(found)
+            if got != expected:
+                raise IndexMismatchError(
+                    f"the episode index at {kept.path}: expected places of lists with checksum {expected:#010x}, "
+                    f"got {got:#010x}: remove it, and it is built again"
+                )
+            pieces = np.frombuffer(found, "<u4").reshape(-1, 3)
+        else:
+            pieces = kept[first:stop]
+        num_bytes = int(index.file.records.lengths[number])
+        keys, table = pieces[:, 0], pieces.astype(np.int64)
+        # The starts, in place of the keys.
+        table[:, 0] = num_bytes - table[::-1, 1].cumsum()[::-1]
+        # The pieces of a list follow one another.
+        starts = [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]
+        names = keys[starts[:-1]].tolist()
+        is_known = max(names) < len(index.keys) and len({*names}) == len(names)
+        # Before the first are the tag and length of the map of features.
+        if not is_known or not 2 <= table[0, 0] <= 6:
             raise IndexMismatchError(
-                f"the episode index at {kept.path}: expected places of lists with checksum {expected:#010x}, "
-                f"got {got:#010x}: remove it, and it is built again",
-                position=number,
+                f"the episode index: expected lists that fill {num_bytes} bytes, got others"
             )
-        return found
+        spans = zip(names, pairwise(starts), strict=True)
+        return {index.keys[name]: table[slice(*span)] for name, span in spans}
 
 
 class EpisodeRecord(NamedTuple):
@@ -481,20 +449,20 @@ class EpisodeRecord(NamedTuple):
             TFRecordError: A part is damaged or does not match; names the file and the record.
         """
         try:
-            places = self.places()
-            lists = _parse(self._whole(), wants) if places is None else self._placed(places, wants)
+            places = self.reader.places(self.file, self.number)
+            lists = self._placed(places, wants) if places else _parse(self._whole(), wants)
             # Positions come from the index.
-            counts = {key: len(values) for key, values in lists.items()}
-            self._index.check_steps(self.number, counts)
+            expected, wrong = int(self._index.num_steps[self.number]), ""
+            try:
+                steps = self._index.file.count_steps({key: len(lists[key]) for key in lists})
+            except ParseError as error:
+                steps, wrong = -1, error.args[0]
+            if steps not in (None, expected):
+                wrong = wrong or f"expected {expected} steps, got lists of {steps}"
+                raise IndexMismatchError(f"the episode index: {wrong}")
             return lists
         except TFRecordError as error:
             raise self.locate(error) from error.__cause__
-
-    def places(self) -> dict[str, Ints] | None:
-        """See `EpisodeIndex.places`."""
-        if not self._index.file.records._has_ranges:
-            return None
-        return self._index.places(self.number, self.reader.pieces(self.file, self.number))
 
     def _whole(self) -> bytes:
         return self._index.file.records._read(self.reader.data(self.file), self.number)
@@ -510,21 +478,16 @@ class EpisodeRecord(NamedTuple):
         }
         if any(wanted[key].kind.dtype is not bytes for key in frames):
             return _parse(self._whole(), wants)  # raises the exact error, if the index is right
-        heads = [rows[0].tolist() for rows in places.values()]
+        table = np.array([rows[0] for rows in places.values()])
+        heads = table.tolist()
         # Only the keys are read of lists that are not wanted.
         sizes = [
             size if key in wanted or len(rows) > 1 else min(size, len(_field_of(key)) + _PREFIX)
             for (key, rows), (_, size, _) in zip(places.items(), heads, strict=True)
         ]
-        source, begins = self.reader.data(self.file), [self.begin + begin for begin, *_ in heads]
-        parts: list[bytes] = []
-        if isinstance(source, LocalFile):  # whose reads cost less than a plan of them
-            parts = [*map(source.read, sizes, begins)]
-        if [*map(len, parts)] != sizes:
-            lengths = np.array(sizes, np.int64)
-            files = np.full(len(sizes), self.file)
-            read = read_pieces(self.reader.data, files, np.array(begins, np.int64), lengths)
-            parts = PackedRecords(*read, lengths).tolist()
+        lengths, files = np.array(sizes, np.int64), np.full(len(sizes), self.file)
+        read = read_pieces(self.reader.data, files, table[:, 0] + self.begin, lengths)
+        parts = PackedRecords(*read, lengths).tolist()
         entries = []
         try:
             for (key, rows), (begin, size, crc), part in zip(
@@ -612,7 +575,7 @@ class Frames:
     Args:
         record: The record.
         key: Key of the list.
-        places: Their rows of `EpisodeIndex.places`.
+        places: Their rows of `EpisodeReader.places`.
 
     Attributes:
         num_bytes: Memory it takes.

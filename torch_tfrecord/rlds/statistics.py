@@ -30,8 +30,7 @@ from torch_tfrecord.rlds.windows import (
     Keep,
     KeepKey,
     StepRanges,
-    cut_ranges,
-    find_kept_ranges,
+    chosen_steps,
 )
 from torch_tfrecord.shown import shown_list, shown_value, without_secrets
 from torch_tfrecord.tfds import DatasetInfo, Split, info_of, leaves_of
@@ -129,7 +128,7 @@ def dataset_statistics(
         "/".join(leaf.names[1:]) for leaf in leaves_of(found.features) if leaf.names[0] == STEPS
     ]
     # A transform may rename columns: the first episode shows which there are.
-    if episode_transform is not None and len(store):
+    if episode_transform is not None:
         there = list(_paths(store.episode(0).steps))
     columns = {
         "action": _names(there, action, "action"),
@@ -143,10 +142,7 @@ def dataset_statistics(
         # Only what is counted is read.
         store = store.only([f"{STEPS}/{name}" for names in columns.values() for name in names])
     firsts, stops = np.zeros_like(store.num_steps), store.num_steps
-    if keep is None:
-        ranges = StepRanges(np.arange(len(store)), firsts, stops)
-    else:
-        ranges = cut_ranges(firsts, stops, find_kept_ranges(store, keep, keep_key))
+    ranges = chosen_steps(store, firsts, stops, keep, keep_key)
     is_kept = cache and episode_transform is None
     keeper = _Keeper("auto" if is_kept else "memory", index_dir)
     return _by_name(keeper.find(_Rows(store, columns, ranges)))

@@ -9,7 +9,7 @@ Cosmos (``filter_dict_path`` of its DROID dataset): ``{"<key>": [[0, 100], [200,
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
@@ -37,8 +37,7 @@ __all__ = [
     "StepRanges",
     "UniformGoals",
     "Windows",
-    "cut_ranges",
-    "find_kept_ranges",
+    "chosen_steps",
 ]
 
 
@@ -163,16 +162,34 @@ class StepRanges:
         return self.episodes[numbers], positions + self._offsets[numbers]
 
 
-def cut_ranges(firsts: Ints, stops: Ints, kept: Iterable[Ranges]) -> StepRanges:
-    """The steps of each episode that are in one of the kept ranges of that episode.
+Keep: TypeAlias = "str | os.PathLike[str] | Mapping[str, Sequence[Sequence[int]]]"
+KeepKey: TypeAlias = "str | Callable[[dict[str, Any]], str | None]"
+
+DROID_KEY = "{episode_metadata/recording_folderpath}--{episode_metadata/file_path}"
+"""How openpi and Cosmos make the key of an episode of DROID."""
+_NUMBER = "_traj_index"
+
+
+def chosen_steps(
+    store: EpisodeStore, firsts: Ints, stops: Ints, keep: Keep | None, keep_key: KeepKey
+) -> StepRanges:
+    """The steps of each episode that can have a sample, and are in one of its kept ranges.
 
     Args:
+        store: The episodes.
         firsts: int64 [episodes], the first step of each episode that can have a sample.
         stops: int64 [episodes], the step after the last one.
-        kept: For each episode its ranges [first step, end), in any order; they may overlap, and go
-            past the episode.
+        keep: See `RLDSDataset`: ranges [first step, end) in any order; they may overlap, and go past
+            the episode. None for all.
+        keep_key: See `RLDSDataset`.
+
+    Raises:
+        ParseError, ValueError, KeyError: See `_find_kept_ranges`.
     """
+    if keep is None:
+        return StepRanges(np.arange(len(store)), firsts, stops)
     parts: list[tuple[int, int, int]] = []
+    kept = _find_kept_ranges(store, keep, keep_key)
     for number, (first, stop, ranges) in enumerate(
         zip(firsts.tolist(), stops.tolist(), kept, strict=True)
     ):
@@ -186,15 +203,7 @@ def cut_ranges(firsts: Ints, stops: Ints, kept: Iterable[Ranges]) -> StepRanges:
     return StepRanges(rows[:, 0], rows[:, 1], rows[:, 2])
 
 
-Keep: TypeAlias = "str | os.PathLike[str] | Mapping[str, Sequence[Sequence[int]]]"
-KeepKey: TypeAlias = "str | Callable[[dict[str, Any]], str | None]"
-
-DROID_KEY = "{episode_metadata/recording_folderpath}--{episode_metadata/file_path}"
-"""How openpi and Cosmos make the key of an episode of DROID."""
-_NUMBER = "_traj_index"
-
-
-def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iterator[Ranges]:
+def _find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iterator[Ranges]:
     """Yield the ranges to keep of each episode; none for an episode whose key is not there.
 
     Args:
@@ -218,7 +227,7 @@ def find_kept_ranges(store: EpisodeStore, keep: Keep, keep_key: KeepKey) -> Iter
             f"expected a dict of ranges for each episode's key, got {type(ranges).__name__}"
         )
     # A file of another dataset would leave out everything without a word.
-    is_known = not ranges or not len(store)
+    is_known = not ranges
     for key in _keys(store, keep_key):
         found = None if key is None else ranges.get(key)
         is_known |= found is not None
