@@ -240,16 +240,12 @@ class EpisodeKeeper(SidecarKeeper[EpisodeFile, EpisodeIndex]):
         Raises:
             OSError: There are more keys than `_loaded` accepts.
         """
-        metadata = data.identity() | {"keys": json.dumps(found.keys)}
         pieces = np.asarray(found.pieces)
-        parts = (pieces[slice(*found.span(number))] for number in range(len(found.ends)))
-        arrays = {
-            "num_steps": found.num_steps,
-            "ends": found.ends,
-            "checksums": np.array([crc32c(part.astype("<u4").data) for part in parts], np.uint32),
-            "pieces": pieces.ravel(),
-        }
-        return _FORMAT.pack(metadata, arrays)
+        parts = (pieces[slice(*found.span(number))] for number in range(len(data.records)))
+        checksums = np.array([crc32c(part.astype("<u4").data) for part in parts], np.uint32)
+        own = {"num_steps": found.num_steps, "ends": found.ends, "pieces": pieces.ravel()}
+        metadata = data.identity() | {"keys": json.dumps(found.keys)}
+        return _FORMAT.pack(metadata, own | {"checksums": checksums})
 
     def _build(self, data: EpisodeFile) -> EpisodeIndex:
         """Read every record of a file, check its CRC, and cut it into pieces.
@@ -396,7 +392,7 @@ class EpisodeReader:
             pieces = np.frombuffer(found, "<u4").reshape(-1, 3)
         else:
             pieces = kept[first:stop]
-        num_bytes = int(index.file.records.lengths[number])
+        num_bytes = index.file.records.lengths[number]
         keys, table = pieces[:, 0], pieces.astype(np.int64)
         # The starts, in place of the keys.
         table[:, 0] = num_bytes - table[::-1, 1].cumsum()[::-1]

@@ -199,8 +199,7 @@ class _Rows:
         # Arrays of the ranges, as an array of steps for each episode takes a gigabyte for 10^7.
         self._borders = ranges.episodes.searchsorted(np.arange(len(store) + 1))
         self.num_steps = np.diff(np.append(0, ranges.ends)[self._borders])
-        num_episodes = np.count_nonzero(np.diff(self._borders))
-        self.counts = np.array([len(ranges), num_episodes], np.int64)
+        self.counts = np.array([len(ranges), np.count_nonzero(np.diff(self._borders))], np.int64)
 
     @functools.cached_property
     def key(self) -> str:

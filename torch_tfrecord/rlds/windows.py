@@ -189,6 +189,7 @@ def chosen_steps(
     if keep is None:
         return StepRanges(np.arange(len(store)), firsts, stops)
     parts: list[tuple[int, int, int]] = []
+    # One tuple for each range, until they are an array.
     kept = _find_kept_ranges(store, keep, keep_key)
     for number, (first, stop, ranges) in enumerate(
         zip(firsts.tolist(), stops.tolist(), kept, strict=True)
