@@ -154,10 +154,9 @@ def test_ranges_of_many_stretches_at_once(tmp_path, monkeypatch, kind, kept):
         sizes = [min(rng.choice([0, 1, 300, 200_000]), len(DATA) - place) for place in places]
         starts = np.cumsum([0, *sizes]).tolist()
         buffer = bytearray(starts[-1])
-        rows = zip(places, sizes, starts, strict=False)
-        ranges = [(place, place + size, start) for place, size, start in rows]
-        inflated.read_ranges(ranges, memoryview(buffer))
-        assert buffer == b"".join(DATA[begin:end] for begin, end, _ in ranges)
+        inflated.read_ranges(np.array([places, sizes, starts[:-1]]), memoryview(buffer))
+        rows = zip(places, sizes, strict=True)
+        assert buffer == b"".join(DATA[place : place + size] for place, size in rows)
 
 
 def test_ranges_of_a_damaged_stretch_come_up_to_the_damage(tmp_path):
@@ -170,8 +169,33 @@ def test_ranges_of_a_damaged_stretch_come_up_to_the_damage(tmp_path):
     inflated = InflatedFiles().open(open_file(str(path)), "GZIP", len(DATA), points, 0)
     begin = points.offsets[5]
     buffer = bytearray(begin)
-    ranges = [(at, at + 1000, at) for at in range(0, begin - 1000, 2000)]
-    inflated.read_ranges(ranges, memoryview(buffer))
-    assert all(buffer[first:end] == DATA[first:end] for first, end, _ in ranges)
+    ranges = [(at, 1000, at) for at in range(0, begin - 1000, 2000)]
+    inflated.read_ranges(np.array(ranges).T, memoryview(buffer))
+    assert all(buffer[at : at + 1000] == DATA[at : at + 1000] for at, _, _ in ranges)
     with pytest.raises(CompressionError, match=r"gzip: .*near compressed byte"):
-        inflated.read_ranges([*ranges, (begin, begin + 60_000, 0)], memoryview(bytearray(begin)))
+        more = np.array([*ranges, (begin, 60_000, 0)]).T
+        inflated.read_ranges(more, memoryview(bytearray(begin)))
+
+
+def test_ranges_are_copied_only_from_what_is_there():
+    frames = pytest.importorskip("torch_tfrecord.native.frames")
+    source, target = bytes(range(10)), bytearray(6)
+    assert frames.copy(source, 100, np.array([[108, 100], [2, 3], [0, 3]]), target)
+    assert target == bytes([8, 9, 0, 0, 1, 2])
+    most = 2**63 - 1
+    for begin, size, place in (
+        [99, 1, 0],
+        [109, 2, 0],
+        [111, 1, 0],
+        [100, -1, 0],
+        [100, 1, -1],
+        [100, 4, 3],
+        [100, 1, 7],
+        [most, most, most],
+        [-most - 1, 1, 0],
+        [100, most, 0],
+        [100, 1, most],
+    ):
+        assert not frames.copy(source, 100, np.array([[begin], [size], [place]]), target)
+    assert not frames.copy(source, 100, np.ones((2, 1), np.int64), target)
+    assert not frames.copy(source, -1, np.array([[0], [1], [0]]), target)

@@ -24,6 +24,7 @@ from torch_tfrecord.compression.inflated import (
 from torch_tfrecord.compression.seek_points import BEGINNING, PointFinder, SeekPoints
 from torch_tfrecord.errors import CompressionError, IndexMismatchError
 from torch_tfrecord.files import FileSource, LocalFile
+from torch_tfrecord.native import native_module
 from torch_tfrecord.per_process import ProcessCache, each_at_once, num_processors
 from torch_tfrecord.records import OVERHEAD_BYTES, is_header
 
@@ -114,7 +115,7 @@ class InflatedFile(FileSource):
         """
         done, wanted = 0, min(len(buffer), self.file_size - offset)
         while done < wanted:
-            number = self._find(offset + done)
+            number = self._points.find(offset + done)
             end = min(wanted, self._end(number) - offset)
             stretch = self._stretches.find((self._number, number), self._open)
             got = stretch.read_into(buffer[done:end], offset + done)
@@ -124,44 +125,44 @@ class InflatedFile(FileSource):
                 break
         return done
 
-    def read_ranges(self, ranges: Iterable[tuple[int, int, int]], buffer: memoryview) -> None:
+    def read_ranges(self, ranges: npt.NDArray[np.int64], buffer: memoryview) -> None:
         """See `FileSource`: stretches that are not kept are decompressed at once, by threads."""
-        parts: dict[int, list[tuple[int, int, int]]] = {}  # by stretch: begin, end, place
-        for begin, end, place in ranges:
-            number = self._find(begin)
-            while (border := self._end(number)) < end:
-                parts.setdefault(number, []).append((begin, border, place))
-                begin, place, number = border, place + border - begin, number + 1
-            parts.setdefault(number, []).append((begin, end, place))
-        new = {number for number in parts if (self._number, number) not in self._stretches}
+        begins, sizes, places = ranges
+        borders = np.array([*self._points.offsets, self.file_size])
+        first = borders.searchsorted(begins, "right") - 1
+        # Each range in its parts, by stretch.
+        counts = np.maximum(borders.searchsorted(begins + sizes) - first, 0)
+        numbers = np.arange(counts.sum()) + np.repeat(first + counts - np.cumsum(counts), counts)
+        begins, ends, shifts = np.repeat([begins, begins + sizes, places - begins], counts, axis=1)
+        begins = np.maximum(begins, borders[numbers])
+        sizes = np.minimum(ends, borders[numbers + 1]) - begins
+        order = numbers.argsort(kind="stable")  # as some overlap
+        parts = np.stack([begins, sizes, begins + shifts])[:, order]
+        wanted, edges = np.unique(numbers[order], return_index=True)
+        new = {key for key in wanted.tolist() if (self._number, key) not in self._stretches}
         most = num_processors() if self.file.together is None else _MOST_REQUESTS
         begun = each_at_once(self._content, sorted(new), most)
-        for number, own in parts.items():
+        native = native_module("frames")
+        for number, own in zip(wanted.tolist(), np.split(parts, edges[1:], axis=1), strict=False):
             is_begun = number in new and len(new) > 1
             content = next(begun) if is_begun else self._content(number)
             low = self._points.offsets[number]
-            for begin, end, place in own:
-                piece = content[begin - low : end - low]
-                if len(piece) < end - begin:  # it is long, or damaged
-                    super().read_ranges([(begin, end, place)], buffer)
-                else:
-                    buffer[place : place + end - begin] = piece
+            # Without the core, or where it is long or damaged.
+            if native is None or not native.copy(content, low, own, buffer):
+                super().read_ranges(own, buffer)
 
     def _content(self, number: int) -> memoryview:
         """A stretch, as far as it is not damaged; nothing of a long one."""
-        low = self._points.offsets[number]
         stretch = self._stretches.find((self._number, number), self._open)
-        return stretch.view(self._end(number) - low if self._is_short(number) else 0, low)
+        num_bytes = 0 if stretch.keep_from is None else stretch.most_bytes
+        return stretch.view(num_bytes, self._points.offsets[number])
 
     def forget(self, begin: int, end: int) -> bool:
         """See `FileSource`."""
-        numbers = range(self._find(begin), self._find(end) + 1)
-        for number in numbers:
+        first, last = (self._points.find(max(offset, 0)) for offset in (begin, end))
+        for number in range(first, last + 1):
             self._stretches.drop((self._number, number))
-        return self.file.forget(self._extent(numbers[0])[0], self._extent(numbers[-1])[1])
-
-    def _find(self, offset: int) -> int:
-        return self._points.find(max(offset, 0))
+        return self.file.forget(self._extent(first)[0], self._extent(last)[1])
 
     def _end(self, number: int) -> int:
         offsets = self._points.offsets
@@ -174,21 +175,16 @@ class InflatedFile(FileSource):
         end = self.file.file_size if is_last else self._points.byte(number + 1) + 1
         return self._points.byte(number), end
 
-    def _is_short(self, number: int) -> bool:
-        begin, end = self._extent(number)
-        num_bytes = self._end(number) - self._points.offsets[number]
-        return max(num_bytes, end - begin) <= _MOST_STRETCH_BYTES
-
     def _open(self, key: tuple[int, int]) -> InflatedSource:
         number = key[1]
         begin, end = self._extent(number)
         point = self._points.point(number)
         kind = SnappySource if self._type == "SNAPPY" else InflatedSource
         stretch = kind(self.file.ahead(end), self._type, point)
-        if self._is_short(number):
-            stretch.keep_from = point.offset
-            stretch.end = self._end(number)
-            stretch.most_bytes = stretch.end - point.offset
+        num_bytes = self._end(number) - point.offset
+        if max(num_bytes, end - begin) <= _MOST_STRETCH_BYTES:
+            stretch.keep_from, stretch.most_bytes = point.offset, num_bytes
+            stretch.end = point.offset + num_bytes
             stretch.input_bytes = min(end - begin, _MOST_INPUT_BYTES)
         return stretch
 

@@ -20,8 +20,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -461,23 +459,23 @@ def read_pieces(
         buffer = scratch_bytes(num_bytes)
         if _is_done(_job(source_of, numbers, ranges, ranges.shape[1], buffer)):
             return buffer, places
-    rows = [(file, at, at + size, start) for file, at, size, start in ranges.T.tolist()]
-    by_file = [
-        (numbers[file], source_of(numbers[file]), [*group])
-        for file, group in groupby(rows, itemgetter(0))
-    ]
+    edges = ranges[0].searchsorted(range(1, len(numbers)))
+    groups = np.split(ranges[1:], edges, axis=1)
+    by_file = [(key, source_of(key), own) for key, own in zip(numbers, groups, strict=False)]
     for _, source, group in by_file:  # before anything is allocated for them
-        for _, begin, end, _ in group:
-            if not 0 <= begin <= end <= (source.size or 0):
-                raise truncated(source.path, end, source.size or 0)
+        size = source.size or 0
+        is_outside = (group < 0).any(0) | (group[1] > size - group[0])
+        for begin, count in group[:2, is_outside].T.tolist():
+            raise truncated(source.path, begin + count, size)
     buffer = scratch_bytes(num_bytes)
     together: dict[ReadTogether, list[tuple[FileSource, int, int, int, int]]] = {}
     for number, source, group in by_file:
         if source.together is None:
-            source.read_ranges([row[1:] for row in group], buffer.data)
+            source.read_ranges(group, buffer.data)
         else:
             wanted = together.setdefault(blocks or source.together, [])
-            wanted += [(source, number, *row[1:]) for row in group]
+            rows = group.T.tolist()
+            wanted += [(source, number, at, at + size, start) for at, size, start in rows]
     for read, wanted in together.items():
         read(wanted, buffer.data)
     return buffer, places

@@ -7,9 +7,11 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from torch_tfrecord.errors import CorruptRecordError
@@ -105,20 +107,20 @@ class FileSource:
         buffer[: len(data)] = data
         return len(data)
 
-    def read_ranges(self, ranges: Iterable[tuple[int, int, int]], buffer: memoryview) -> None:
+    def read_ranges(self, ranges: npt.NDArray[np.int64], buffer: memoryview) -> None:
         """Fill a writable buffer with several ranges.
 
         Args:
-            ranges: First byte, end, and place in the buffer; ascending.
+            ranges: int64 [3, M]: first byte, size, and place in the buffer; ascending.
             buffer: Receives them.
 
         Raises:
             CorruptRecordError: The file ends inside one.
         """
-        for begin, end, start in ranges:
-            got = self.read_into(buffer[start : start + end - begin], begin)
-            if begin + got < end:
-                raise truncated(self.path, end, begin + got)
+        for begin, size, start in ranges.T.tolist():
+            got = self.read_into(buffer[start : start + size], begin)
+            if got < size:
+                raise truncated(self.path, begin + size, begin + got)
 
     def check_end(self) -> None:
         """Raise if a stream is truncated or damaged; a file simply ends."""

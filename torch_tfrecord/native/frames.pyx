@@ -45,7 +45,7 @@ cdef extern from "<sys/uio.h>":
         size_t iov_len
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
-__all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "ReadJob", "checksum_by", "crc32c", "find",
+__all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "ReadJob", "checksum_by", "copy", "crc32c", "find",
            "first_bad", "headers", "integers", "plan_reads", "read_record", "scan", "slices", "walk"]
 
 crc32c_init()
@@ -229,6 +229,23 @@ def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] 
         Py_INCREF(part)  # the list takes one over
         PyList_SET_ITEM(parts, number, part)
     return parts
+
+
+def copy(const uint8_t[::1] source, int64_t begin, const int64_t[:, :] ranges, uint8_t[::1] target):
+    """Copy ranges of a stream, which the source is from a byte on: first byte, size and place in the target of each;
+    False where one is not inside, or empty.
+    """
+    cdef Py_ssize_t number
+    cdef int64_t start, size, place
+    if begin < 0 or ranges.shape[0] != 3:
+        return False
+    for number in range(ranges.shape[1]):
+        start, size, place = ranges[0, number], ranges[1, number], ranges[2, number]
+        if (start < begin or size < 1 or place < 0 or size > source.shape[0] - (start - begin)
+                or size > target.shape[0] - place):
+            return False
+        memmove(&target[place], &source[start - begin], size)
+    return True
 
 
 def integers(numbers, int64_t limit, int64_t[::1] out):
