@@ -80,6 +80,7 @@ class StagedDataset(HintsOfDataset, Dataset[Value]):
     _epoch: DrawEpoch | None = None
     _positions: Any
     _unit = "records"  # what positions count
+    _is_remote = False  # some of its files
     _hint = ""  # where a position is asked for that is no integer
 
     def __len__(self) -> int:
@@ -344,7 +345,7 @@ class MapDataset(StagedDataset):
     ) -> None:
         self._maker, self._max_batch_bytes = maker, max_batch_bytes
         self._errors, self._transform = maker.errors, maker.transform
-        self._record_files = source
+        self._record_files, self._is_remote = source, source.is_remote
         self._positions: Any = range(len(source.table)) if positions is None else positions
         self._epoch = DrawEpoch() if self._maker.draws_at_random else None
 
@@ -540,11 +541,10 @@ def usual_num_threads(dataset: object) -> int:
     the other reads and parses, and more would only take turns, as any would without the compiled
     core. For remote files it is at least 8: the threads mostly wait.
     """
-    files = Leaves(dataset).stores
     share = max(num_processors() // Rank.num_on_host(), 1)
     if not has_native():  # the fallbacks keep the GIL
         return 1
-    if any(store.is_remote for store in files):
+    if any(getattr(leaf, "_is_remote", False) for leaf in Leaves(dataset)):
         return max(share, _REMOTE_THREADS)
     if all(map(_holds_lock, Leaves(dataset))):
         return min(share, 2)

@@ -64,7 +64,7 @@ class EpisodeDataset(StagedDataset):
     def __init__(self, store: EpisodeStore, num_positions: int, max_batch_bytes: int) -> None:
         self._store = store
         self._max_batch_bytes = max_batch_bytes
-        self.info = store.info
+        self.info, self._is_remote = store.info, store.is_remote
         self.num_steps = store.num_steps
         self._positions = range(num_positions)
 
@@ -369,9 +369,9 @@ class RLDSDataset(EpisodeDataset):
     def _episodes(self, numbers: list[int]) -> list[Episode]:
         found: dict[int, Episode] = {}
         num_bytes = 0
-        for number in sorted(set(numbers)):  # in the order of the files
-            found[number] = self._store.episode(number)
-            num_bytes += found[number].num_bytes
+        for episode in self._store.episodes(sorted(set(numbers))):  # in the order of the files
+            found[episode.number] = episode
+            num_bytes += episode.num_bytes
             if num_bytes > _MOST_HELD_BYTES and len(found) > 1:
                 raise _TooLargeError
         return [found[number] for number in numbers]

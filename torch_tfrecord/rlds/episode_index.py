@@ -29,8 +29,8 @@ from crc32c import crc32c
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns import ColumnPlan, Want
 from torch_tfrecord.errors import CorruptRecordError, IndexMismatchError, ParseError, TFRecordError
-from torch_tfrecord.files import Access, FileSource, open_file, read_pieces
-from torch_tfrecord.per_process import ProcessCache
+from torch_tfrecord.files import Access, FileSource, is_remote, open_file, read_pieces
+from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.protobuf import find_fields, parse_message, varint
 from torch_tfrecord.records import PackedRecords, RecordIndex, SidecarFormat, SidecarKeeper
@@ -187,8 +187,10 @@ class EpisodeKeeper(SidecarKeeper[EpisodeFile, EpisodeIndex]):
             IndexMismatchError: A file has no fresh index, with the policy "require".
             TFRecordError: A file to be indexed is damaged, or an episode's features disagree.
         """
+        at_once = each_at_once if any(is_remote(file.path) for file in files) else map
+        finding = iter(at_once(self.find, files))
         progress = ProgressBar(files, "indexing episodes", unit="file", delay=1.0)
-        found = [*map(self.find, progress)]
+        found = [next(finding) for _ in progress]
         self.warn_of_displaced()
         return found
 
@@ -204,8 +206,10 @@ class EpisodeKeeper(SidecarKeeper[EpisodeFile, EpisodeIndex]):
         records = data.records
 
         def most_bytes(metadata: Mapping[str, str]) -> int:
+            # The time of a copy in a storage is that of its upload, whose ends were compared.
+            is_copy = is_remote(data.path) and records.fingerprint is not None
             for name, expected in data.identity().items():
-                if metadata[name] != expected:
+                if metadata[name] != expected and not (is_copy and name == "mtime_ns"):
                     raise IndexMismatchError(
                         f"the episode index does not match the current file and features: expected {name} "
                         f"{shown_text(expected, 200)}, got {shown_text(metadata[name], 200)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import posixpath
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -18,8 +18,9 @@ import torch
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.errors import ParseError, TFRecordError
+from torch_tfrecord.files import is_remote
 from torch_tfrecord.media import Crop, Image
-from torch_tfrecord.per_process import ProcessCache
+from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds.draws import Draw, DrawnColumn
 from torch_tfrecord.rlds.episode_columns import (
@@ -86,6 +87,7 @@ class EpisodeStore:
     Attributes:
         info: Metadata of the dataset.
         num_steps: int64 [N]: steps of each episode.
+        is_remote: Whether some files are in a storage.
         is_random: Whether images have random crops.
     """
 
@@ -121,6 +123,7 @@ class EpisodeStore:
             for leaf in leaves_of(self.info.features)
             if _is_step(leaf) and not leaf.is_empty
         }
+        self.is_remote = any(map(is_remote, files.files))
         episodes = EpisodeKeeper(index, index_dir).find_all(
             [
                 EpisodeFile(path, records, counted, access)
@@ -168,6 +171,12 @@ class EpisodeStore:
                 record and feature.
         """
         return self._cache.find(number, self._load)
+
+    def episodes(self, numbers: Sequence[int]) -> Iterator[Episode]:
+        """The episodes at different positions, in their order; from a storage several at once."""
+        closed = {number for number in numbers if self.is_remote and number not in self._cache}
+        opened = each_at_once(self.episode, filter(closed.__contains__, numbers))
+        return (next(opened) if number in closed else self.episode(number) for number in numbers)
 
     def only(self, features: Chosen) -> EpisodeStore:
         """A store of the same episodes that reads only these features, without a transform; nothing

@@ -259,9 +259,9 @@ def _keys(store: EpisodeStore, keep_key: KeepKey) -> Iterator[str | None]:
     there = [_NUMBER, *names]
     wanted = {*(there if callable(keep_key) else _names_in(keep_key, there))} - {_NUMBER}
     # A key of the number alone reads nothing.
-    part = store.only([*wanted]) if wanted else None
+    part = store.only([*wanted]).episodes(range(len(store))) if wanted else None
     for number in ProgressBar(range(len(store)), "episode keys", unit="episode", delay=1.0):
-        metadata: Any = part.episode(number).metadata if part else {}
+        metadata: Any = next(part).metadata if part else {}
         key: object
         if callable(keep_key):
             key = keep_key(metadata | {_NUMBER: number})

@@ -1,0 +1,158 @@
+"""Robots from a bucket: equal values, and tables of episodes once and together."""
+
+import multiprocessing
+
+import pytest
+from batches import assert_same
+from range_server import Fault, range_server
+from rlds_episodes import write_episodes
+from torch.utils.data import DataLoader
+
+from torch_tfrecord import CorruptRecordError, RemoteError, collate, make_dataloader, tfds
+from torch_tfrecord.tfds import RLDSDataset
+
+LENGTHS = (40, 60, 33, 52)
+BATCH = [3, 91, 20, 140, 35, 112, 61, 175]  # no two steps that follow one another
+VERSION = "arm/1.0.0"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    """A folder with a directory of episodes, and their indexes beside them."""
+    folder = tmp_path_factory.mktemp("bucket")
+    write_episodes(folder / VERSION, LENGTHS, name="arm")
+    RLDSDataset(folder / VERSION)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def new_machine(tmp_path, monkeypatch):
+    """Nothing is kept on it yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+
+
+@pytest.fixture
+def server(bucket):
+    with range_server(bucket) as url:
+        yield url
+
+
+def opened(server, **options):
+    storage = {"endpoint_url": str(server), "key": "a", "secret": "b"}
+    return RLDSDataset("s3://arm/1.0.0", action_horizon=4, storage_options=storage, **options)
+
+
+def sent(server):
+    """Requests and bytes for the data since the last call."""
+    found = [one for one in server.requests() if ".tfrecord" in one[1] and one[0] == "GET"]
+    num_bytes = server.stats()["bytes_sent"]
+    server.reset()
+    return len(found), num_bytes
+
+
+def read(dataset, positions=BATCH):
+    return collate(dataset.__getitems__(positions))
+
+
+@pytest.mark.parametrize("options", [{}, {"window_size": 3, "goals": tfds.UniformGoals()}])
+def test_equal_values_locally_and_from_a_bucket(bucket, server, options):
+    near, far = RLDSDataset(bucket / VERSION, **options), opened(server, **options)
+    for dataset in (near, far):
+        dataset.set_epoch(2)
+    everything = range(len(near))
+    assert_same(read(far, everything)["observation"], read(near, everything)["observation"])
+
+
+def test_an_index_beside_the_data_in_the_bucket_is_taken(bucket, server):
+    """Times of a bucket are not those of the files."""
+    size = sum(path.stat().st_size for path in (bucket / VERSION).glob("*.tfrecord*"))
+    far = opened(server)
+    assert sent(server)[1] < size / 4
+    assert list(far.num_steps) == list(LENGTHS)
+    assert list(opened(server, index="require").num_steps) == list(LENGTHS)
+
+
+def test_tables_come_once_and_those_of_a_batch_at_once(bucket, server):
+    far = opened(server)
+    assert make_dataloader(far, 8).num_threads >= 8
+    sent(server)
+    read(far)
+    first = sent(server)[0]
+    read(far)
+    again = sent(server)[0]
+    assert again < first
+    read(far)
+    assert sent(server)[0] == again
+    with range_server(bucket, latency=0.3) as url:
+        far = opened(url)
+        url.reset()
+        [*far._store.episodes(range(len(LENGTHS)))]
+        assert url.stats()["most_at_once"] >= len(LENGTHS)
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.daily)])
+def test_workers(bucket, server, method):
+    near, far = RLDSDataset(bucket / VERSION, action_horizon=4), opened(server)
+    read(far)  # the parent has connections
+    options = {"num_workers": 2, "collate_fn": collate, "batch_size": 32}
+    context = multiprocessing.get_context(method)
+    loader = DataLoader(far, multiprocessing_context=context, **options)
+    for batch, expected in zip(loader, DataLoader(near, 32, collate_fn=collate), strict=True):
+        assert_same(batch, expected)
+
+
+def damaged(bucket, tmp_path, offset_of):
+    """A copy of the bucket in which a byte of the first file is another."""
+    path = next((bucket / VERSION).glob("*00000-of*"))
+    content = bytearray(path.read_bytes())
+    content[offset_of(content)] ^= 1
+    for found in bucket.rglob("*"):
+        if found.is_file():
+            copy = tmp_path / "copy" / found.relative_to(bucket)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content if found == path else found.read_bytes())
+    return tmp_path / "copy"
+
+
+def test_damage_is_noticed_and_named(bucket, tmp_path):
+    near = RLDSDataset(bucket / VERSION)
+    [begin, size, _] = (
+        near._store.episode(1).steps["observation"]["image"].values.places[7].tolist()
+    )
+    folder = damaged(bucket, tmp_path, lambda _: begin + size - 3)
+    with range_server(folder) as url:
+        far = opened(url)
+        assert read(far, [46, 48])["_frame_index"].tolist() == [6, 8]
+        with pytest.raises(CorruptRecordError, match=r"step 7: expected checksum") as caught:
+            read(far, [46, 47, 48])
+        assert caught.value.path.startswith("s3://arm/1.0.0/arm-train")
+        assert caught.value.position == 1
+        assert caught.value.offset is not None
+
+
+def test_a_file_that_was_replaced(bucket, server):
+    far = opened(server)
+    read(far)
+    server.reset([Fault("changed")])
+    with pytest.raises(CorruptRecordError, match="another one in its place"):
+        read(far)
+
+
+def test_requests_that_fail_are_sent_again_and_then_an_error(bucket, server, monkeypatch):
+    monkeypatch.setattr("torch_tfrecord.remote.transfers.MOST_ATTEMPTS", 2)
+    near, far = RLDSDataset(bucket / VERSION, action_horizon=4), opened(server)
+    server.reset([Fault("reset", 2), Fault("500", 5), Fault("short", 30)])
+    assert_same(read(far), read(near))
+    server.reset([Fault("500", times=1000)])
+    with pytest.raises(RemoteError, match=r"arm-train.*bytes \d+ to \d+.*500.*2 attempts"):
+        read(far)
+
+
+def test_statistics_and_kept_steps(bucket, server):
+    storage = {"endpoint_url": str(server), "key": "a", "secret": "b"}
+    given = {"keep": {"episode 1": [[3, 9]]}, "keep_key": "{episode_metadata/name}"}
+    near, far = RLDSDataset(bucket / VERSION, **given), opened(server, **given)
+    assert [*map(far.locate, range(len(far)))] == [*map(near.locate, range(len(near)))]
+    found = tfds.dataset_statistics("s3://arm/1.0.0", storage_options=storage)
+    assert found == tfds.dataset_statistics(bucket / VERSION)
