@@ -11,6 +11,7 @@ from torch_tfrecord import build_index, read_records
 from torch_tfrecord.files import open_file
 from torch_tfrecord.records.packed_records import _walk, walk
 from torch_tfrecord.records.reader import RecordReader
+from torch_tfrecord.records.scan import RecordScanner
 
 COMPILED = True
 _FILE = File("records")
@@ -48,6 +49,13 @@ def _read(data, **options):
     return found, error is None
 
 
+def _read_ahead(path, chunk):
+    source = open_file(path)
+    source.chunk_bytes = chunk
+    blocks, error = collected(RecordScanner(source, wanted=lambda: (1, 3), is_ahead=True))
+    return [payload for block in blocks for payload in block.payloads], error is None
+
+
 def check(data):
     wanted = payloads, is_whole = good_records(data)
     native, twin = walk(data, verify_crc=True), _walk(data, True)
@@ -61,6 +69,8 @@ def check(data):
     assert _read(io.BytesIO(data)) == wanted
     path = _FILE.write(data)
     assert _read(path) == wanted
+    for chunk in (32, 1 << 19):  # most blocks are read ahead; the first never is
+        assert _read_ahead(path, chunk) == wanted
     index, error = outcome(build_index, path, compression_type="")
     assert (error is None) == is_whole
     _read_at_random(path, payloads, index)

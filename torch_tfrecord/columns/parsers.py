@@ -224,7 +224,22 @@ class ExampleParser(Parser[Values, Values, _Columns]):
                 found = [read_one(reader, record, key) for reader in self._row_readers]
         return dict(zip(self.features, found, strict=True))
 
+    def begin(self, rows: PackedRecords) -> None:
+        """Let a thread of the core begin to parse the records of one batch, for `batches`.
+
+        Raises:
+            LimitExceededError: As there.
+        """
+        plan = self._plan
+        if plan.core is not None and not self._begins:
+            with self.budget():
+                works = plan.begin(rows, (0, len(rows)))
+            rows.begun = self, works, plan.jobs.Started(works[0].job)
+
     def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[_Columns]:
+        begun, rows.begun = rows.begun, None
+        if begun is not None and begun[0] is self and begun[2].finish():
+            return [(self._plan.pick(work.finish()), {}) for work in begun[1]]
         with self.budget(len(borders) - 1):
             works = self._plan.begin(rows, borders)
         ends = itertools.pairwise(borders)

@@ -270,6 +270,13 @@ class SampleMaker:
                 ]
         return self.parse_batches(rows, borders)
 
+    def begin(self, rows: RecordRows) -> None:
+        """Let a thread of the core begin with the records of a batch, where it can."""
+        begin = getattr(self.parser, "begin", None)
+        if begin is not None and self.crop is None:
+            with suppress(TFRecordError):  # raised in its turn
+                begin(rows.records)
+
     def parse_batches(self, rows: RecordRows, borders: Sequence[int]) -> list[Samples]:
         """The decoded samples of several batches, as columns if possible."""
         records = cast("PackedRecords", rows.records)

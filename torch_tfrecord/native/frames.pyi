@@ -7,14 +7,11 @@ from torch_tfrecord.native.jobs import Job
 
 __all__: list[str]
 
-BAD_HEADER: int
-BAD_PAYLOAD: int
-DONE: int
-INCOMPLETE: int
 MOST_SOURCES: int
 checksum_by: str
 
 class ReadJob(Job):
+    num_found: int
     def __init__(
         self,
         sources: list[tuple[Any, ...]],
@@ -26,13 +23,11 @@ class ReadJob(Job):
         places: npt.NDArray[np.int64],
         lengths: npt.NDArray[np.int64],
         verify: bool,
+        found: npt.NDArray[np.int64] | None = None,
     ) -> None: ...
 
 def copy(source: Any, begin: int, ranges: npt.NDArray[np.int64], target: Any) -> bool: ...
 def crc32c(data: Any, value: int = 0) -> int: ...
-def first_bad(
-    buffer: Any, places: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], verify: bool
-) -> int: ...
 def find(
     positions: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
@@ -53,19 +48,7 @@ def plan_reads(
     places: npt.NDArray[np.int64],
 ) -> tuple[int, int, list[int]] | None: ...
 def read_record(fd: int, offset: int, length: int, verify: bool) -> bytes | None: ...
-def scan(
-    fd: int,
-    offset: int,
-    end: int,
-    buffer: Any,
-    offsets: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    verify: bool,
-    keeps: bool,
-) -> int: ...
 def slices(
     buffer: Any, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> list[bytes]: ...
-def walk(
-    buffer: Any, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], verify: bool
-) -> tuple[int, int, int, int]: ...
+def walk(buffer: Any, found: npt.NDArray[np.int64], verify: bool) -> tuple[int, int]: ...

@@ -37,6 +37,8 @@ cdef extern from "<sys/types.h>":
     ctypedef long off_t
 
 cdef extern from "<unistd.h>":
+    int close(int fd) noexcept nogil
+    int dup(int fd) noexcept nogil
     ssize_t pread(int fd, void *buffer, size_t size, off_t offset) noexcept nogil
 
 cdef extern from "<sys/uio.h>":
@@ -45,18 +47,13 @@ cdef extern from "<sys/uio.h>":
         size_t iov_len
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
-__all__ = ["BAD_HEADER", "BAD_PAYLOAD", "DONE", "INCOMPLETE", "MOST_SOURCES", "ReadJob", "checksum_by", "copy", "crc32c", "find",
-           "first_bad", "headers", "integers", "plan_reads", "read_record", "scan", "slices", "walk"]
+__all__ = ["MOST_SOURCES", "ReadJob", "checksum_by", "copy", "crc32c", "find", "headers", "integers", "plan_reads",
+           "read_record", "slices", "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
 
-# Why a walk stopped.
-cdef enum:
-    _DONE, _INCOMPLETE, _BAD_HEADER, _BAD_PAYLOAD
-
 MOST_SOURCES = _MOST_SOURCES
-DONE, INCOMPLETE, BAD_HEADER, BAD_PAYLOAD = _DONE, _INCOMPLETE, _BAD_HEADER, _BAD_PAYLOAD
 
 cdef enum:
     _HEADER = 12
@@ -93,34 +90,20 @@ def crc32c(const uint8_t[::1] data, uint32_t value=0):
     return value
 
 
-def walk(const uint8_t[::1] buffer, int64_t[::1] starts, int64_t[::1] lengths, bint verify):
-    """Find the complete records at the start of a buffer, as many as `starts` and `lengths` hold.
+def walk(const uint8_t[::1] buffer, int64_t[:, ::1] found, bint verify):
+    """Find the complete records at the start of a buffer, as many as there is room for in `found`, as for a `ReadJob`.
 
-    Returns the number found, their total bytes, why the walk stopped, and the length of the incomplete record.
+    Returns the number found, and their total bytes.
     """
-    cdef const uint8_t *data = &buffer[0]
-    cdef Py_ssize_t limit = min(starts.shape[0], lengths.shape[0]), count = 0
-    cdef uint64_t size = buffer.shape[0], at = 0, length = 0
-    cdef int why = _DONE
+    cdef Reading reading
+    if found.shape[0] != 2 or not found.shape[1]:
+        return 0, 0
+    memset(&reading, 0, sizeof(reading))
+    reading.data, reading.verify = <uint8_t *>&buffer[0], verify
+    reading.found, reading.most = &found[0, 0], found.shape[1]
     with nogil:
-        while size - at >= _HEADER:
-            length = load_le64(data + at)
-            if not _is_header(data + at):
-                why = _BAD_HEADER
-                break
-            if size - at < _OVERHEAD or length > size - at - _OVERHEAD:
-                why = _INCOMPLETE
-                break
-            if verify and not _is_payload(data + at + _HEADER, length):
-                why = _BAD_PAYLOAD
-                break
-            if count == limit:
-                break
-            starts[count] = at + _HEADER
-            lengths[count] = length
-            count += 1
-            at += length + _OVERHEAD
-    return count, at, why, length
+        find_records(&reading, buffer.shape[0])
+    return reading.num_found, reading.used
 
 
 def headers(const uint8_t[::1] buffer):
@@ -138,79 +121,11 @@ def headers(const uint8_t[::1] buffer):
         at += 1
 
 
-def scan(
-    int fd, int64_t offset, int64_t end, uint8_t[::1] buffer, int64_t[::1] offsets, int64_t[::1] lengths, bint verify,
-    bint keeps,
-):
-    """Find and check consecutive records of a file, as many as `offsets` and `lengths` hold.
-
-    Args:
-        fd: Descriptor of the file.
-        offset: Offset of the first record.
-        end: Where to stop, at most the file's size: no byte after it is read.
-        buffer: Scratch buffer for reads.
-        offsets, lengths: [N], receive the offset and payload length of each record.
-        verify: Also check the payload checksums.
-        keeps: `buffer` receives the records found, as they are in the file.
-
-    Returns:
-        The number found. After them comes the end, a bad record, or one that does not fit into `buffer`, unless all N
-        were found.
-    """
-    cdef uint8_t *data = &buffer[0]
-    cdef int64_t capacity = buffer.shape[0], held = 0, used, wanted, length, begin = offset
-    cdef Py_ssize_t limit = min(offsets.shape[0], lengths.shape[0]), count = 0
-    cdef bint good = offset >= 0
-    with nogil:
-        while good and count < limit and held < min(capacity, end - offset):
-            wanted = min(capacity, end - offset) - held
-            if keeps:  # what is left after the last record is read again: as little as can be guessed
-                wanted = min(wanted, _CHUNK)
-                if count:
-                    wanted = min(wanted, max((limit - count) * ((offset - begin) // count) - held, _PAGE))
-            good = pread(fd, data + held, wanted, offset + held) == wanted
-            if not good:
-                break
-            held += wanted
-            used = 0
-            while count < limit and held - used >= _OVERHEAD:
-                length = <int64_t>load_le64(data + used)
-                good = _is_header(data + used)
-                if not good or length < 0 or length > held - used - _OVERHEAD:
-                    break
-                good = not verify or _is_payload(data + used + _HEADER, length)
-                if not good:
-                    break
-                offsets[count], lengths[count] = offset + used, length
-                count += 1
-                used += length + _OVERHEAD
-            held -= used
-            offset += used
-            if keeps:
-                data, capacity = data + used, capacity - used
-            else:
-                memmove(data, data + used, held)
-    return count
-
-
 cdef inline bint _is_record(const uint8_t *data, int64_t size, int64_t at, int64_t length, bint verify) noexcept nogil:
     # Whether a good record of that length starts there, in a buffer of that size.
     return (0 <= at <= size and length >= 0 and size - at >= _OVERHEAD and length <= size - at - _OVERHEAD
             and load_le64(data + at) == <uint64_t>length and _is_header(data + at)
             and (not verify or _is_payload(data + at + _HEADER, length)))
-
-
-def first_bad(const uint8_t[::1] buffer, const int64_t[:] places, const int64_t[:] lengths, bint verify):
-    """Number of the first place without a good record of that length; -1 if all are good."""
-    cdef const uint8_t *data = &buffer[0]
-    cdef Py_ssize_t number, count = min(places.shape[0], lengths.shape[0])
-    with nogil:
-        for number in range(count):
-            if not _is_record(data, buffer.shape[0], places[number], lengths[number], verify):
-                break
-        else:
-            number = -1
-    return number
 
 
 def slices(const uint8_t[::1] buffer, const int64_t[:] starts, const int64_t[:] lengths):
@@ -424,10 +339,17 @@ cdef struct Reading:
     const int64_t *lengths
     int64_t count
     bint verify
+    int64_t *found
+    int64_t most
+    int64_t num_found
+    int64_t used  # of the buffer, by records that were found
+    int64_t passed  # before the buffer
 
 
 cdef class ReadJob(Job):
     """Reads some ranges of a plan into a buffer, then checks records in it; in doubt when a read is short or a record bad.
+    Or finds the records of one range, whose file it keeps open by itself; in doubt where it finds none. If the buffer is
+    smaller than the range, it is used again and again.
 
     Args:
         sources: Descriptor and size of up to MOST_SOURCES files, and what keeps each open; the first has number
@@ -437,6 +359,12 @@ cdef class ReadJob(Job):
         places: [N]: start of each payload to check in the buffer.
         lengths: [N or more]: payload lengths.
         verify: Also check the payload checksums.
+        found: [2, M], or None: receives the start of each payload in the range, and its length, of the records from its
+            first byte on. After them comes the end, a bad record, or one that is not whole, unless all M are
+            found.
+
+    Attributes:
+        num_found: How many of these.
     """
 
     cdef Reading reading
@@ -445,10 +373,12 @@ cdef class ReadJob(Job):
     cdef uint8_t[::1] buffer
     cdef const int64_t[::1] places
     cdef const int64_t[::1] lengths
+    cdef int64_t[:, ::1] found
 
     def __init__(
         self, list sources, int64_t first_source, const int64_t[:, ::1] ranges not None, int64_t first, int64_t last,
         uint8_t[::1] buffer not None, const int64_t[::1] places not None, const int64_t[::1] lengths not None, bint verify,
+        int64_t[:, ::1] found=None,
     ):
         cdef Reading *reading = &self.reading
         self.call = NULL
@@ -466,23 +396,43 @@ cdef class ReadJob(Job):
         reading.data = &buffer[0] if reading.size else NULL
         if reading.count:
             reading.places, reading.lengths = &places[0], &lengths[0]
+        if found is not None and found.shape[0] == 2 and found.shape[1] and reading.num_sources == 1 and reading.found == NULL:
+            self.found, reading.found, reading.most = found, &found[0, 0], found.shape[1]
+            reading.descriptors[0] = dup(reading.descriptors[0])
         self.call, self.state = read_ranges, reading
+
+    @property
+    def num_found(self):
+        return self.reading.num_found
+
+    def __dealloc__(self):
+        if self.reading.found != NULL:
+            close(self.reading.descriptors[0])
 
 
 cdef bint read_ranges(void *state) noexcept nogil:
     cdef Reading *plan = <Reading *>state
     cdef int64_t number, source, begin, length, start, step, width = plan.width, checked = 0
+    cdef bint recycles
     for number in range(plan.first, plan.last):
         source, begin = plan.ranges[number] - plan.first_source, plan.ranges[width + number]
         length, start = plan.ranges[2 * width + number], plan.ranges[3 * width + number]
         if not (0 <= source < plan.num_sources and begin >= 0 and 0 <= length <= plan.file_sizes[source] - begin
-                and 0 <= start <= plan.size and length <= plan.size - start):
+                and 0 <= start <= plan.size and (length <= plan.size - start or plan.found != NULL)):
             return False
+        recycles = length > plan.size
         while length:
-            step = min(length, _CHUNK)
+            step = min(min(length, plan.size if recycles else _CHUNK), plan.size - start)
             if pread(plan.descriptors[source], plan.data + start, step, begin) != step:
                 return False
             begin, start, length = begin + step, start + step, length - step
+            if plan.found != NULL and (not step or not find_records(plan, start)):
+                return plan.num_found > 0
+            if recycles:
+                start -= plan.used
+                memmove(plan.data, plan.data + plan.used, start)
+                plan.passed += plan.used
+                plan.used = 0
             # Check while the data is in the cache; records that are not in file order are checked later.
             while checked < plan.count and plan.places[checked] <= start - plan.lengths[checked] - _FOOTER:
                 if not is_planned(plan, checked, start):
@@ -492,7 +442,31 @@ cdef bint read_ranges(void *state) noexcept nogil:
         if not is_planned(plan, checked, plan.size):
             return False
         checked += 1
-    return True
+    return plan.found == NULL or plan.num_found > 0
+
+
+cdef bint find_records(Reading *plan, int64_t end) noexcept nogil:
+    # In what was read; False at a bad one, or where no more are wanted.
+    cdef const uint8_t *record
+    cdef const uint8_t *data = plan.data
+    cdef int64_t *starts = plan.found
+    cdef int64_t *lengths = starts + plan.most
+    cdef int64_t length, used = plan.used, number = plan.num_found, most = plan.most, begin = plan.passed + _HEADER
+    cdef bint good = True, verify = plan.verify
+    while number < most and end - used >= _OVERHEAD:
+        record = data + used
+        length = <int64_t>load_le64(record)
+        good = _is_header(record) and length >= 0
+        if not good or length > end - used - _OVERHEAD:
+            break
+        good = not verify or _is_payload(record + _HEADER, length)
+        if not good:
+            break
+        starts[number], lengths[number] = begin + used, length
+        number += 1
+        used += length + _OVERHEAD
+    plan.used, plan.num_found = used, number
+    return good and number < most
 
 
 cdef inline bint is_planned(const Reading *plan, int64_t number, int64_t size) noexcept nogil:

@@ -3,10 +3,18 @@
 each. A thread that asks for it beside one that computes waits for 5 ms (`sys.getswitchinterval`) each time.
 """
 
+cimport cython
 from libc.stdlib cimport free, malloc
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.unistd cimport getpid
 
-__all__ = ["Job", "run"]
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_t:
+        pass
+    int pthread_create(pthread_t *thread, void *attributes, void *(*function)(void *) noexcept nogil, void *state)
+    int pthread_join(pthread_t thread, void **result)
+
+__all__ = ["Job", "Started", "run"]
 
 
 cdef class Job:
@@ -55,3 +63,44 @@ def run(jobs):
     finally:
         free(calls)
     return done
+
+
+cdef struct Task:
+    job_call call
+    void *state
+    bint is_done
+
+
+@cython.no_gc  # else the garbage collector could clear the job while the thread is at work on it
+cdef class Started:
+    """A job that a thread of its own runs while Python goes on; who drops this waits for it."""
+
+    cdef Job job
+    cdef Task task
+    cdef pthread_t thread
+    cdef int process  # that has the thread
+
+    def __cinit__(self, Job job not None):
+        self.job, self.task.call, self.task.state = job, job.call, job.state
+        if job.call != NULL and pthread_create(&self.thread, NULL, work, &self.task) == 0:
+            self.process = getpid()
+
+    def finish(self):
+        """Wait for it; whether it found nothing unusual. False where there is no thread: none could be started, or this
+        process was forked meanwhile.
+        """
+        if self.process != getpid():
+            return False
+        self.process = 0
+        with nogil:
+            pthread_join(self.thread, NULL)
+        return self.task.is_done
+
+    def __dealloc__(self):
+        self.finish()
+
+
+cdef void *work(void *state) noexcept nogil:
+    cdef Task *task = <Task *>state
+    task.is_done = task.call(task.state)
+    return NULL

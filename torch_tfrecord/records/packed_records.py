@@ -5,7 +5,7 @@ for parsers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ from torch_tfrecord.records.framing import (
 )
 
 if TYPE_CHECKING:
-    from torch_tfrecord.native.jobs import Job
+    from torch_tfrecord.native.jobs import Job, Started
 
-__all__ = ["PackedRecords", "Walk", "first_bad_record", "walk"]
+__all__ = ["PackedRecords", "Walk", "are_good", "walk"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Bytes: TypeAlias = "bytes | bytearray | memoryview"
@@ -60,20 +60,16 @@ def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
     if native is None:
         return _walk(bytes(buffer), verify_crc)
     # As many as empty records would fit: one call, without growing.
-    starts, lengths = np.empty((2, len(buffer) // OVERHEAD_BYTES), dtype=np.int64)
-    count, used, why, length = native.walk(buffer, starts, lengths, verify_crc)
+    found = np.empty((2, len(buffer) // OVERHEAD_BYTES), dtype=np.int64)
+    count, used = native.walk(buffer, found, verify_crc)
     # The core says where, the fallback how: all errors are worded in one place.
-    problem = None
-    if why in (native.BAD_HEADER, native.BAD_PAYLOAD):
-        size = HEADER_BYTES if why == native.BAD_HEADER else length + OVERHEAD_BYTES
-        problem = _walk(bytes(memoryview(buffer)[used : used + size]), verify_crc).problem
-    return Walk(
-        starts[:count].copy(),
-        lengths[:count].copy(),
-        used,
-        length if why == native.INCOMPLETE else None,
-        problem,
-    )
+    after = _walk(bytes(buffer[used : used + HEADER_BYTES]), verify_crc)
+    if after.next_length is not None:
+        end = used + after.next_length + OVERHEAD_BYTES
+        if end <= len(buffer):
+            after = _walk(bytes(buffer[used:end]), verify_crc)
+    starts, lengths = found[:, :count].copy()
+    return Walk(starts, lengths, used, after.next_length, after.problem)
 
 
 def _walk(buffer: bytes, verify: bool) -> Walk:
@@ -106,19 +102,19 @@ def _walk(buffer: bytes, verify: bool) -> Walk:
     )
 
 
-def first_bad_record(
-    buffer: memoryview, places: _Integers, lengths: _Integers, *, verify_crc: bool
-) -> int | None:
-    """Number of the first place in a buffer without a good record of the given length, or None."""
-    native = native_module("frames")
+def are_good(records: PackedRecords, *, verify_crc: bool) -> bool:
+    """Whether headers and checksums are right around each of the payloads."""
+    native, lengths = native_module("frames"), records.lengths
     if native is not None:
-        bad = native.first_bad(buffer, places, lengths, verify_crc)
-        return None if bad < 0 else int(bad)
-    for number, (place, length) in enumerate(zip(places.tolist(), lengths.tolist(), strict=True)):
-        found = _walk(bytes(buffer[place : place + length + OVERHEAD_BYTES]), verify_crc)
-        if found.lengths.tolist() != [length]:
-            return number
-    return None
+        none = np.empty((4, 0), np.int64)
+        job = native.ReadJob([], 0, none, 0, 0, records.buffer, records.starts, lengths, verify_crc)
+        return native_module("jobs").run([job]) == 1  # type: ignore[no-any-return, union-attr]
+    places = zip((records.starts - HEADER_BYTES).tolist(), lengths.tolist(), strict=True)
+    return all(
+        _walk(bytes(records.buffer[at : at + length + OVERHEAD_BYTES]), verify_crc).lengths.tolist()
+        == [length]
+        for at, length in places
+    )
 
 
 class PackedRecords(Sequence[memoryview]):
@@ -134,6 +130,7 @@ class PackedRecords(Sequence[memoryview]):
 
     Attributes:
         memory: The buffer, perhaps not filled yet.
+        begun: What a parser has begun to make of them; None for nothing.
 
     Example:
         >>> records = PackedRecords(b"..ab...c", np.array([7, 2]), np.array([1, 2]))
@@ -153,6 +150,7 @@ class PackedRecords(Sequence[memoryview]):
         self.starts = starts
         self.lengths = lengths
         self.job, self._again = job, again
+        self.begun: tuple[object, Any, Started] | None = None
 
     @property
     def buffer(self) -> memoryview:

@@ -39,7 +39,7 @@ from torch_tfrecord.records.framing import (
     is_header,
     payload_length,
 )
-from torch_tfrecord.records.packed_records import PackedRecords, first_bad_record
+from torch_tfrecord.records.packed_records import PackedRecords, are_good
 from torch_tfrecord.records.paths import found_files
 from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes, offset_note
 from torch_tfrecord.shown import printable
@@ -113,6 +113,7 @@ def read_blocks(
     on_error: OnError,
     report: Callable[[str, SkippedBytes], None] | None = None,
     wanted: Callable[[], tuple[int, int]] | None = None,
+    is_ahead: bool = False,
 ) -> Iterator[Block]:
     """`read_records` of one file, block by block, with offsets.
 
@@ -120,11 +121,13 @@ def read_blocks(
         file: The file, as it is read from its beginning to its end.
         compression_type, verify_crc, on_error: See `read_records`.
         report: Takes what was skipped, in place of a warning.
-        wanted: See `RecordScanner`.
+        wanted, is_ahead: See `RecordScanner`.
     """
     skipped = SkippedBytes() if on_error == "skip" else None
     stream, _ = open_stream(file, compression_type, gaps=None if skipped is None else skipped.gaps)
-    yield from RecordScanner(stream, verify_crc=verify_crc, skipped=skipped, wanted=wanted)
+    yield from RecordScanner(
+        stream, verify_crc=verify_crc, skipped=skipped, wanted=wanted, is_ahead=is_ahead
+    )
     if skipped:
         (_report if report is None else report)(file.path, skipped)
 
@@ -277,8 +280,7 @@ class RecordReader:
                 source_of, files, offsets, lengths + OVERHEAD_BYTES, blocks
             )
             records = PackedRecords(buffer, places + HEADER_BYTES, lengths)
-            bad = first_bad_record(records.buffer, places, lengths, verify_crc=self._verify)
-            if bad is None:
+            if are_good(records, verify_crc=self._verify):
                 return records
             # One at a time, in file order, so that no stream goes back: one of them raises its error,
             # unless a cache had damaged bytes, which it has dropped by now.

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ from torch_tfrecord.records.packed_records import PackedRecords, walk
 
 __all__ = ["Block", "RecordScanner", "SkippedBytes", "offset_note"]
 
+_Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 # Bytes used to guess the type of a file that is not a TFRecord file.
@@ -124,6 +126,7 @@ class RecordScanner:
         begin: Offset and number of the first record.
         wanted: How many records the caller waits for, and how many each later time: most blocks end
             where it needs no more, so that it need not join them.
+        is_ahead: A thread of the core reads the next block of a local file, while the caller uses one.
 
     Raises:
         CorruptRecordError: A checksum is wrong, or the stream ends inside a record.
@@ -140,8 +143,9 @@ class RecordScanner:
         skipped: SkippedBytes | None = None,
         begin: tuple[int, int] = (0, 0),
         wanted: Callable[[], tuple[int, int]] | None = None,
+        is_ahead: bool = False,
     ) -> None:
-        self._source = source
+        self._source, self._is_ahead = source, is_ahead
         self._verify = verify_crc
         self._keep = keep_payloads
         self._skipped = skipped
@@ -208,43 +212,58 @@ class RecordScanner:
         """Blocks of good records of a local file, in few calls of the compiled core: each reads,
         and checks what is still in the processor's cache.
         """
-        native = native_module("frames")
-        if (
-            native is None
-            or not (self._keep or self._verify)
-            or not isinstance(self._source, LocalFile)
-        ):
+        jobs, source = native_module("jobs"), self._source
+        if jobs is None or not (self._keep or self._verify) or not isinstance(source, LocalFile):
             return
         self._held = memoryview(b"")
-        buffer, count, keeps = scratch_bytes(self._usual), _QUICK_RECORDS, self._keep
-        while True:
-            end = min(self._source.file_size, self._offset + _QUICK_BYTES)
-            if keeps:
-                end = self._source.file_size
-                count, size = self._room()
-                buffer = scratch_bytes(max(min(size, end - self._offset), OVERHEAD_BYTES))
-            places = np.empty((2, count), np.int64)
-            held = self._source.hold()
-            found = native.scan(
-                held.number, self._offset, end, buffer, *places, self._verify, keeps
-            )
-            del held  # not kept while the caller uses the records
-            if not found:
-                return
-            offsets, lengths = places[:, :found].copy()
-            records = None
-            if keeps:
-                starts = offsets - (self._offset - HEADER_BYTES)
-                records = PackedRecords(buffer, starts, lengths)
-            yield self._block(offsets, lengths, records)
+        buffer, found, job = self._reading(source, 0)
+        started = None
+        while jobs.run([job]) if started is None else started.finish():
+            starts, lengths = found[:, : job.num_found].copy()
+            del job  # it keeps the file open
+            records = PackedRecords(buffer, starts, lengths) if self._keep else None
+            # Not after the first, as the caller may want no more.
+            is_ahead = self._is_ahead and self._position > 0
+            own = None if self._keep else starts  # not one more array
+            offsets = np.add(starts, self._offset - HEADER_BYTES, out=own)
+            block = self._block(offsets, lengths, records)
+            started = None
+            if is_ahead:
+                with suppress(OSError, TFRecordError):  # raised in its turn
+                    buffer, found, job = self._reading(source, len(starts))
+                    started = jobs.Started(job)
+            yield block
+            if started is None:
+                buffer, found, job = self._reading(source, 0)
 
-    def _room(self) -> tuple[int, int]:
+    def _reading(self, source: LocalFile, taken: int) -> tuple[_Bytes, _Integers, Any]:
+        """The buffer of the next block, the places of its records, and the job that finds them.
+
+        Args:
+            source: The stream.
+            taken: So many of the records that are wanted come before.
+        """
+        native, none = native_module("frames"), np.empty(0, np.int64)
+        count, size = self._room(taken) if self._keep else (_QUICK_RECORDS, _QUICK_BYTES)
+        size = min(size, source.file_size - self._offset)
+        buffer = scratch_bytes(size if self._keep else min(size, self._usual))
+        found = np.empty((2, count), np.int64)
+        ranges = np.array([[0], [self._offset], [size], [0]], np.int64)
+        held = source.hold()
+        sources = [(held.number, source.file_size)]
+        job = native.ReadJob(  # type: ignore[union-attr]
+            sources, 0, ranges, 0, 1, buffer, none, none, self._verify, found
+        )
+        return buffer, found, job
+
+    def _room(self, taken: int) -> tuple[int, int]:
         """The records and bytes of the next block: whole parts of those that are wanted, or what is
         usually read.
         """
         if self._wanted is None or not self._mean:
             return _QUICK_RECORDS, max(self._usual, 4 * self._mean)
         left, size = self._wanted()
+        left = (left - taken - 1) % size + 1
         count = left + size * (self._usual // (size * self._mean))
         # Where lengths differ, most blocks of so many are a little longer or shorter.
         return count, max(self._usual, count * self._mean * 17 // 16)

@@ -64,6 +64,10 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
     with new random draws of features (a fused crop). With workers, persistent or not, one iterator
     of the DataLoader is one iteration. `set_epoch` chooses the epoch of the next one.
 
+    Without workers, on more than one processor, threads of the compiled core read and parse what
+    comes next while you use what came before; not where `cycle_length` or a shuffle buffer mixes
+    records.
+
     You can resume an interrupted stream after the last sample that it yielded: see `state_dict` and
     `load_state_dict`; torchdata's StatefulDataLoader calls them, too. To resume, open files are
     read again from the beginning up to that sample, without being parsed.
@@ -362,6 +366,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         open_source: Callable[[str], FileSource],
         file: int,
         wanted: Callable[[], tuple[int, int]] | None,
+        is_ahead: bool = False,
     ) -> Iterator[Block]:
         num_records = 0
         for block in read_blocks(
@@ -372,6 +377,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             on_error="skip" if self._errors.skips else "raise",
             report=self._note_skipped,
             wanted=wanted,
+            is_ahead=is_ahead,
         ):
             num_records += len(block.offsets)
             yield block
@@ -385,18 +391,18 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
     # Samples and batches.
 
     def _batches(self, stream: RecordStream, size: int, epoch: int) -> Iterator[Batch]:
-        def make(group: RecordGroup) -> Batch:
-            samples = self._maker.load_batch(self._rows(group, epoch))
+        def make(rows: RecordRows) -> Batch:
+            samples = self._maker.load_batch(rows)
             samples = without_left_out(self._maker.transform_samples(samples))
-            stream.num_taken = len(group.numbers)
+            stream.num_taken = len(rows.records)
             return collate(samples) if len(samples) else LEFT_OUT
 
-        short: RecordGroup | None = None
+        short: RecordRows | None = None
         try:
-            for group in stream.parts(size):
-                if len(group.numbers) < size:
-                    short = group
-                elif (batch := make(group)) is not LEFT_OUT:
+            for rows in stream.parts(partial(self._rows, stream, epoch), size):
+                if len(rows.records) < size:
+                    short = rows
+                elif (batch := make(rows)) is not LEFT_OUT:
                     yield batch
         except Exception:  # a builtin: when Python ends, other names may be gone
             if short is not None:
@@ -408,8 +414,8 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
 
     def _samples(self, stream: RecordStream, epoch: int) -> Iterator[Batch]:
         """Samples one by one, parsed several at a time."""
-        for group in stream.parts():
-            for sample in self._samples_of(self._rows(group, epoch)):
+        for rows in stream.parts(partial(self._rows, stream, epoch)):
+            for sample in self._samples_of(rows):
                 stream.num_taken += 1
                 if sample is not LEFT_OUT:
                     yield sample
@@ -434,7 +440,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         for row, sample in enumerate(samples):
             yield transform_one(transform, row, sample, rows.places, self._errors)
 
-    def _rows(self, group: RecordGroup, epoch: int) -> RecordRows:
+    def _rows(self, stream: RecordStream, epoch: int, group: RecordGroup) -> RecordRows:
         keys = None
         if self._maker.draws_at_random:
             # A number for each record of all files; a file has fewer than 2^40 records.
@@ -446,7 +452,10 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
             return RecordPlace(self.files[file], offset, number)
 
         self._check_keys(group.records, self.files, self._access)
-        return RecordRows(group.records, keys, place)
+        rows = RecordRows(group.records, keys, place)
+        if stream.is_ahead:
+            self._maker.begin(rows)
+        return rows
 
     def __getstate__(self) -> dict[str, object]:
         rank, world_size = Rank.to_send(self._rank, self._world_size)

@@ -8,13 +8,16 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import get_worker_info
 
 from torch_tfrecord.batch_memory import scratch_bytes
+from torch_tfrecord.per_process import num_processors
 from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.records import Block, PackedRecords
 
@@ -22,8 +25,9 @@ __all__ = ["Piece", "RecordGroup", "RecordStream", "deal_out"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
 
-_ReadBlocks: TypeAlias = "Callable[[int, Callable[[], tuple[int, int]] | None], Iterator[Block]]"
-"""Reads a file block by block, by its number; the function is that of `RecordScanner`."""
+_Made = TypeVar("_Made")
+_ReadBlocks: TypeAlias = Callable[..., Iterator[Block]]
+"""Reads a file block by block, by its number; the arguments after it are those of `RecordScanner`."""
 
 # More records than an image batch usually has.
 _MANY_RECORDS = 256
@@ -242,6 +246,22 @@ def read_records(read: _ReadBlocks, piece: Piece) -> Iterator[StreamRecord]:
         yield from zip(*(column.tolist() for column in group), strict=True)
 
 
+def one_ahead(items: Iterator[_Made]) -> Iterator[_Made]:
+    """The same, but for the first each when the next was made; those before an error come before it."""
+    yield from islice(items, 1)  # the consumer may want no more
+    waiting: list[_Made] = []
+    failure: Exception | None = None
+    try:
+        for item in items:
+            yield from waiting
+            waiting = [item]
+    except Exception as error:
+        failure = error
+    yield from waiting
+    if failure is not None:
+        raise failure
+
+
 # All of a consumer.
 
 # How many records are parsed together: the first sample does not wait long, and later parts take
@@ -285,6 +305,7 @@ class RecordStream:
     Attributes:
         origin: As given.
         is_plain: Whether nothing is mixed, so that records come in groups, not one by one.
+        is_ahead: Whether threads of the core read and parse ahead.
         num_taken: How many records of the part given last the consumer has taken; it counts them
             here.
     """
@@ -302,6 +323,8 @@ class RecordStream:
         self._buffer_size = buffer_size = order["shuffle_buffer_size"]
         self._random, self.origin = random, origin
         self.is_plain = cycle_length == 1 and not buffer_size
+        # Not where many files are open at once, nor in workers, which take all processors.
+        self.is_ahead = self.is_plain and get_worker_info() is None and num_processors() > 1
         self._next_piece = 0
         self._slots: list[_Slot | None] = [None] * cycle_length
         self._slot = 0  # the slot whose turn it is
@@ -428,28 +451,33 @@ class RecordStream:
 
     # In parts.
 
-    def parts(self, size: int | None = None) -> Iterator[RecordGroup]:
+    def parts(
+        self, make: Callable[[RecordGroup], _Made], size: int | None = None
+    ) -> Iterator[_Made]:
         """All records, so many at a time: those before an error come before it is raised.
 
         The consumer counts in `num_taken`, which decides `place`.
 
         Args:
+            make: What to give of a part; where `is_ahead`, it is made before the part before is given.
             size: Records in a part, which the consumer takes at once; None for few at first, then
                 more, as far as they are small.
         """
         growing = chain(_PART_SIZES, repeat(_MOST_TOGETHER))
         sizes = growing if size is None else repeat(size)
         most_bytes = _MOST_BYTES if size is None else math.inf
-        make = self._plain_parts if self.is_plain else self._mixed_parts
-        for part in make(sizes, most_bytes):
+        parts = self._plain_parts if self.is_plain else self._mixed_parts
+        found = ((part, make(part)) for part in parts(sizes, most_bytes))
+        for part, made in one_ahead(found) if self.is_ahead else found:
             # All of the last part were taken, or one of them failed.
             self._note_taken()
             self._part, self.num_taken = part, 0
-            yield part
+            yield made
 
     def _plain_parts(self, sizes: Iterator[int], most_bytes: float) -> Iterator[RecordGroup]:
         wanted: list[int] = []
-        groups = (read_groups(self._read, piece, wanted) for piece in self.left(self.place()))
+        read = partial(self._read, is_ahead=self.is_ahead)
+        groups = (read_groups(read, piece, wanted) for piece in self.left(self.place()))
         return cut_groups(chain.from_iterable(groups), sizes, most_bytes, wanted)
 
     def _mixed_parts(self, sizes: Iterator[int], most_bytes: float) -> Iterator[RecordGroup]:
