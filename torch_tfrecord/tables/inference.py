@@ -11,15 +11,19 @@ import math
 import os
 import warnings
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from torch_tfrecord.arguments import Paths, at_least, nearest
+from torch_tfrecord.batch_memory import splits_of
 from torch_tfrecord.columns import (
+    ColumnPlan,
     Feature,
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -29,6 +33,7 @@ from torch_tfrecord.columns import (
     SerializedTensor,
     Text,
     VarLenFeature,
+    Want,
     make_parser,
 )
 from torch_tfrecord.error_log import ErrorLog
@@ -40,7 +45,8 @@ from torch_tfrecord.protobuf import (
     parse_message,
 )
 from torch_tfrecord.records import PackedRecords, found_files
-from torch_tfrecord.shown import features_code, shown_keys
+from torch_tfrecord.samples import DType
+from torch_tfrecord.shown import dtype_name, features_code, shown_keys
 from torch_tfrecord.tables.found_records import (
     Decoded,
     FoundRecord,
@@ -50,6 +56,7 @@ from torch_tfrecord.tables.found_records import (
     read_text,
     spread_records,
 )
+from torch_tfrecord.tables.index_columns import DTYPES
 
 __all__ = [
     "InferredFeatures",
@@ -211,9 +218,13 @@ def _propose_any(
         # An Example is a SequenceExample without steps.
         contexts = [decode_sequence_example(each.context)[0] for each in lists]
         examples = [decode_sequence_example(one)[0] for each in lists for one in each.examples]
-        return ListFeatures(_propose_mapping(contexts), _propose_mapping(examples))
+        return ListFeatures(_propose_samples(contexts), _propose_samples(examples))
+    with suppress(TFRecordError):  # whose error is worded below
+        columns = _read_columns([sample.payload for sample in samples])
+        if columns is not None:
+            return _propose_mapping(columns, columns.get)
     decoded = [sample.decode() for sample in samples]
-    context = _propose_mapping([context for context, _ in decoded])
+    context = _propose_samples([context for context, _ in decoded])
     keys = sorted(set[str]().union(*(lists for _, lists in decoded)))
     if not keys:
         return context
@@ -222,8 +233,65 @@ def _propose_any(
     return SequenceFeatures(context, sequences) if sequences else context
 
 
-def _propose_mapping(samples: Sequence[Mapping[str, Values]]) -> dict[str, Feature]:
-    specs = ((key, _propose(key, samples)) for key in sorted(set[str]().union(*samples)))
+class _Found(NamedTuple):
+    """What some records have at a key: the dtypes of their lists, each number of values that a record
+    has, and the values themselves where they are bytes, or one in each record.
+    """
+
+    dtypes: set[DType]
+    counts: set[int]
+    values: Any
+
+
+_Find: TypeAlias = Callable[[str], "_Found | None"]
+
+
+def _read_columns(records: Sequence[bytes]) -> dict[str, _Found] | None:
+    """What Examples have at each key, read together; None where a record may be something else.
+
+    Raises:
+        TFRecordError: A record is damaged, or has another kind of list than one before.
+    """
+    dtypes: dict[str, DType] = {}
+    for record in records:
+        # An Example is a SequenceExample without steps: field 1 means the same in both.
+        message = parse_message(record, "SequenceExample")
+        if message.feature_lists.feature_list:
+            return None
+        features = message.context.feature
+        for key in features.keys() - dtypes.keys():
+            if kind := features[key].WhichOneof("kind"):
+                dtypes[key] = DTYPES[kind]
+    plan = ColumnPlan([[Want(key, key, dtype) for key, dtype in dtypes.items()]])
+    ends = splits_of([*map(len, records)])
+    packed = PackedRecords(b"".join(records), ends[:-1], np.diff(ends))
+    ((columns,),) = plan.read(packed, [0, len(records)])
+    found, num_values = {}, np.zeros(len(records), np.int64)
+    for (key, dtype), column in zip(dtypes.items(), columns, strict=True):
+        counts = np.diff(column.offsets)
+        num_values += counts
+        values = column.strings(dtype) if dtype is bytes else column.values
+        found[key] = _Found({dtype}, {*np.unique(counts).tolist()}, values)
+    # A message of another kind may pass for an Example without values.
+    return found if num_values.all() else None
+
+
+def _find_in(samples: Sequence[Mapping[str, Values]], key: str) -> _Found:
+    stored = [sample[key] for sample in samples if key in sample]
+    # An empty list may have any kind (kind not set), so it gives no evidence.
+    dtypes = {_dtype(values) for values in stored if isinstance(values, np.ndarray) or values}
+    # A record that lacks the key counts as one with an empty list: both need a VarLenFeature.
+    counts = {*map(len, stored)} | ({0} if len(stored) < len(samples) else set())
+    are_looked_at = dtypes == {bytes} or counts == {1}
+    return _Found(dtypes, counts, [*chain.from_iterable(stored)] if are_looked_at else ())
+
+
+def _propose_samples(samples: Sequence[Mapping[str, Values]]) -> dict[str, Feature]:
+    return _propose_mapping(set[str]().union(*samples), partial(_find_in, samples))
+
+
+def _propose_mapping(keys: Iterable[str], find: _Find) -> dict[str, Feature]:
+    specs = ((key, _propose(key, find)) for key in sorted(keys))
     return InferredFeatures((key, spec) for key, spec in specs if spec is not None)
 
 
@@ -232,7 +300,7 @@ def _propose_steps(key: str, samples: Sequence[Decoded]) -> Feature | None:
     context.
     """
     steps = [step for sample in samples for step in _steps_as_examples(key, *sample)]
-    spec = _propose(key, steps)
+    spec = _propose(key, partial(_find_in, steps))
     # A list that some record lacks needs a spec that takes none.
     lacking = any(key not in lists for _, lists in samples)
     if isinstance(spec, FixedLenFeature):
@@ -313,41 +381,31 @@ def _places(record: bytes) -> set[tuple[int, str]]:
     return {(0, key) for key in message.context.feature} | {(1, key) for key in lists}
 
 
-def _propose(key: str, samples: Sequence[Mapping[str, Values]]) -> Feature | None:
-    stored = [sample[key] for sample in samples if key in sample]
-    # An empty list may have any kind (kind not set), so it gives no evidence.
-    kinds = {_kind(values) for values in stored if isinstance(values, np.ndarray) or values}
-    if len(kinds) > 1:
-        raise ParseError(
-            f"feature {key!r}: Data types don't match: {' and '.join(sorted(kinds))} in different records"
-        )
-    if not kinds:
+def _propose(key: str, find: _Find) -> Feature | None:
+    found = find(key)
+    if found is None or not found.dtypes:
         return None
-    # A record that lacks the key counts as one with an empty list: both need a VarLenFeature.
-    counts = {len(values) for values in stored} | ({0} if len(stored) < len(samples) else set())
-    kind = kinds.pop()
-    dtype = bytes if kind == "bytes" else getattr(torch, kind)
-    if kind == "bytes":
-        flat = [value for values in stored for value in values]
-        if counts == {1}:
-            return _propose_bytes(key, flat, samples)
-        dtype = str if all_read(read_text, flat) else bytes
-    if len(counts) > 1 or counts == {0}:
+    if len(found.dtypes) > 1:
+        names = " and ".join(sorted(map(dtype_name, found.dtypes)))
+        raise ParseError(f"feature {key!r}: Data types don't match: {names} in different records")
+    (dtype,) = found.dtypes
+    if dtype is bytes:
+        if found.counts == {1}:
+            return _propose_bytes(key, found.values, find)
+        dtype = str if all_read(read_text, found.values) else bytes
+    if len(found.counts) > 1 or found.counts == {0}:
         return VarLenFeature(dtype)
-    count = counts.pop()
+    (count,) = found.counts
     return FixedLenFeature(() if count == 1 else (count,), dtype)
 
 
-def _kind(values: Values) -> str:
+def _dtype(values: Values) -> DType:
     if not isinstance(values, np.ndarray):
-        return "bytes"
-    # the dtype's name takes ten times as long
-    return "int64" if values.dtype == np.int64 else "float32"
+        return bytes
+    return torch.int64 if values.dtype == np.int64 else torch.float32
 
 
-def _propose_bytes(
-    key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
-) -> Feature:
+def _propose_bytes(key: str, values: Sequence[bytes], find: _Find) -> Feature:
     from torch_tfrecord import media  # whose Image imports torchvision, in a second
 
     # First what has a header: bytes without one could be an array or a text by chance.
@@ -355,20 +413,18 @@ def _propose_bytes(
         return media.Image()
     if all_read(make_parser(SerializedTensor()).single, values):
         return SerializedTensor()
-    raw = _propose_raw(key, values, samples)
+    raw = _propose_raw(key, values, find)
     if raw is not None:
         return raw
     return Text() if all_read(read_text, values) else FixedLenFeature((), bytes)
 
 
-def _propose_raw(
-    key: str, values: Sequence[bytes], samples: Sequence[Mapping[str, Values]]
-) -> RawTensor | None:
-    names = _size_keys(key, samples)
-    if len(names) < 2:  # a single size matches too many things
+def _propose_raw(key: str, values: Sequence[bytes], find: _Find) -> RawTensor | None:
+    sizes = _sizes(key, find)
+    if len(sizes) < 2:  # a single size matches too many things
         return None
     # Each record's byte count must follow from its own sizes, with one item size for all records.
-    counts = [math.prod(int(sample[name][0]) for name in names) for sample in samples]
+    counts = [math.prod(map(int, each)) for each in zip(*sizes.values(), strict=True)]
     for dtype, floats in _RAW_DTYPES:
         if all(
             len(value) == count * dtype.itemsize
@@ -377,32 +433,24 @@ def _propose_raw(
             plausible = floats is None or all(
                 _plausible(np.frombuffer(value, floats)) for value in values
             )
-            return RawTensor(tuple(names), dtype) if plausible else None
+            return RawTensor(tuple(sizes), dtype) if plausible else None
     return None
 
 
-def _size_keys(key: str, samples: Sequence[Mapping[str, Values]]) -> list[str]:
-    """Keys of the sizes next to a key: with the same prefix ("image/height" for "image/raw"), else
-    without prefix.
+def _sizes(key: str, find: _Find) -> dict[str, Any]:
+    """The sizes next to a key, by their keys: with the same prefix ("image/height" for "image/raw"),
+    else without prefix.
     """
     # Writers put the sizes beside the array: "image/raw" and "image/height".
-    prefixes = (key[: key.rfind("/") + 1], "")
-    found = []
+    prefixes = dict.fromkeys((key[: key.rfind("/") + 1], ""))
+    sizes = {}
     for names in _SIZE_NAMES:
-        candidates = [prefix + name for prefix in dict.fromkeys(prefixes) for name in names]
-        found += [
-            name for name in candidates if all(_is_size(sample.get(name)) for sample in samples)
-        ][:1]
-    return found
-
-
-def _is_size(values: Values | None) -> bool:
-    return (
-        isinstance(values, np.ndarray)
-        and values.dtype == np.int64
-        and len(values) == 1
-        and values[0] > 0
-    )
+        for name in (prefix + name for prefix in prefixes for name in names):
+            found = find(name)
+            if found and found[:2] == ({torch.int64}, {1}) and np.min(found.values) > 0:
+                sizes[name] = found.values
+                break
+    return sizes
 
 
 def _plausible(values: np.ndarray[Any, Any]) -> bool:
