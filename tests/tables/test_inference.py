@@ -35,6 +35,7 @@ from torch_tfrecord import (
     parse_sequence_example,
     serialize_tensor,
 )
+from torch_tfrecord.tables import inference
 
 
 def infer(*rows):
@@ -145,6 +146,49 @@ VALUES = st.one_of(
     st.lists(st.binary(max_size=6), min_size=1, max_size=2),
     st.text(max_size=6),
 )
+
+
+LISTS = st.sampled_from(
+    [
+        np.zeros(0, np.int64),
+        np.zeros(0, np.float32),
+        [1],
+        [0, -1],
+        [0.5],
+        [1.5, 2.5],
+        ["text"],
+        [b"\xff"],
+        ["a", "b"],
+        bytes(6),
+        serialize_tensor(torch.zeros(2)),
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(["a", "b", "raw", "height", "width"]), LISTS, min_size=1),
+        min_size=1,
+        max_size=5,
+    ),
+    st.integers(0, 3),
+)
+def test_records_read_together_propose_what_each_by_itself_does(rows, kindless):
+    """A key without a kind (the last of its features has none) says nothing, and is no error."""
+    records = [encode_example(row) for row in rows]
+    records[kindless % len(records)] += b"\x0a\x0a\x0a\x08\x0a\x04none\x12\x00"
+
+    def outcome():
+        try:
+            return str(inferred(records))
+        except ParseError as error:
+            return str(error)
+
+    together = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inference, "_read_columns", lambda records: None)
+        assert together == outcome()
 
 
 @pytest.mark.daily
