@@ -433,6 +433,7 @@ def read_pieces(
     offsets: _Integers,
     sizes: _Integers,
     blocks: ReadTogether | None = None,
+    most_gap: int = _MOST_BYTES,
 ) -> tuple[_Bytes, _Integers]:
     """Read pieces of several files, those close together by one call, in any order.
 
@@ -442,6 +443,8 @@ def read_pieces(
         offsets: int64 [N]: its first byte.
         sizes: int64 [N]: its bytes, which are within the file.
         blocks: Reads files that are read together, in place of `FileSource.together`.
+        most_gap: The most bytes between two pieces that are read by one call, if that is less than
+            `FileSource.max_gap_bytes`.
 
     Returns:
         A buffer, and where each piece begins in it: int64 [N].
@@ -452,7 +455,7 @@ def read_pieces(
     """
     first = source_of(int(files[0])) if len(files) and blocks is None else None
     ranges, numbers, places = _plan(
-        files, offsets, sizes, 0 if first is None else first.max_gap_bytes
+        files, offsets, sizes, 0 if first is None else min(first.max_gap_bytes, most_gap)
     )
     num_bytes = int(ranges[2].sum())
     if isinstance(first, LocalFile) and 0 <= num_bytes <= _MOST_BYTES:

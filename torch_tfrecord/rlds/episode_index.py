@@ -73,6 +73,7 @@ _MIN_FRAMES_BYTES = 1 << 14
 _MIN_FRAME_BYTES = 1 << 7
 _MOST_OPEN = 256  # files of each kind; descriptors have a limit of their own
 _VARINT_STEPS = 1 << np.arange(7, 35, 7)  # from here on a length takes one byte more
+_MOST_GAP_BYTES = 1 << 14  # between two frames that are read together: about one more of them
 _PREFIX = 6  # the most bytes of the tag and length of an entry, before the key
 
 
@@ -627,7 +628,8 @@ def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
     ends = [(int(rows[0, 0]), int(rows[-1, 0] + rows[-1, 1])) for _, _, rows in windows]
     begins, stops = np.array(ends, np.int64).T
     files = np.array([item.record.file for item, _, _ in windows])
-    buffer, places = read_pieces(frames[0].record.reader.data, files, begins, stops - begins)
+    source_of = windows[0][0].record.reader.data
+    buffer, places = read_pieces(source_of, files, begins, stops - begins, most_gap=_MOST_GAP_BYTES)
     view, values = buffer.data, []
     for (item, first, rows), shift in zip(windows, (places - begins).tolist(), strict=True):
         for step, (begin, size, crc) in enumerate(rows.tolist(), first):
