@@ -501,7 +501,7 @@ class ImageReader(OneValueReader):
                 return spec._decoded(values, shapes, keys)
             # Those of one size together, as they are stored.
             if len(values) > 1 and spec.mode in CHANNELS and not spec.apply_orientation:
-                # What cannot be decoded, the loop below words.
+                # The loop below words the errors of those that cannot be decoded.
                 with suppress(ImageDecodeError, LimitExceededError):
                     found = spec._decoded(values, shapes, keys, decode_on=spec.decode_on)
                     if found is not None:

@@ -234,7 +234,7 @@ def _propose_any(
 
 
 class _Found(NamedTuple):
-    """What some records have at a key: the dtypes of their lists, each number of values that a record
+    """Some records at a key: the dtypes of their lists, each number of values that a record
     has, and the values themselves where they are bytes, or one in each record.
     """
 
@@ -247,7 +247,7 @@ _Find: TypeAlias = Callable[[str], "_Found | None"]
 
 
 def _read_columns(records: Sequence[bytes]) -> dict[str, _Found] | None:
-    """What Examples have at each key, read together; None where a record may be something else.
+    """The values of Examples at each key, read together; None where a record may be something else.
 
     Raises:
         TFRecordError: A record is damaged, or has another kind of list than one before.
