@@ -1,23 +1,25 @@
-"""Random steps of RLDS episodes, beside tensorflow-datasets and tf.data in dlimp's style, on the
-same files.
+"""Random steps of RLDS episodes: ours with and without choices and transforms, beside dlimp and LeRobot.
 
-The script draws the data: 1,000 episodes of 50 to 400 steps with two camera JPEGs a step, 3.7 GB,
-written by `tfds.write`. All sides give batches of 64, of the same values: one observation with both
-pictures decoded, and 8 actions with their mask. Ours shuffles every step against every other by
-position: "threads" with `make_dataloader`, "workers" with DataLoader's processes. tf.data works as
-in Octo and OpenVLA: windows are cut out of each episode, steps flattened, shuffled while encoded,
-then decoded. An exact shuffle of all steps needs a buffer of all of them: "tfds" has that, and
-makes whole batches itself, its best case. "loader" hands out samples one by one, which are put
-together in Python, as the PyTorch loaders of both do, and has the same buffer; "small" is "loader"
-with a buffer of `--buffer` steps, which mixes neighbours only. All run in turn, each in a process
-of its own; the table shows samples a second after the first batch, the processor time of a sample
-(which a busy machine changes less), the time to the first batch, and the peak of memory of all
-processes of a side, without the code of libraries. TensorFlow lives in an environment of its own:
+The script draws episodes with the features of DROID, three cameras of 320 x 180 as JPEG, writes them
+by `tfds.write`, and converts them by LeRobot's own writer to what it reads: videos. A sample is one
+observation with its pictures decoded, and 16 actions with their mask:
 
-    python -m venv /tmp/tf && /tmp/tf/bin/pip install tensorflow-cpu tensorflow-datasets psutil
-    pip install -e '.[dev]' psutil
-    python benchmarks/rlds.py --directory /tmp/rlds --tfds-python /tmp/tf/bin/python
-    python benchmarks/rlds.py --directory /tmp/rlds --memory --samples 50000    # of our workers, over time
+- "plain": a camera and the wrist's, `make_dataloader`; "workers": the same with processes.
+- "choices": one of two cameras, one of three texts, the wrist's masked for one sample in ten.
+- "batch" and "step": one function as `batch_transform` and as `step_transform`, as policies have it.
+- "dlimp": the pictures of "plain", with tf.data, as openpi and Octo: windows are cut out of each
+  episode, steps flattened, shuffled in a buffer of all, then decoded.
+- "lerobot": `LeRobotDataset` and DataLoader as its training has them; it decodes all three cameras, as
+  "cameras" does.
+
+All sides run in turn, each in a process of its own that is idle between; the table has medians. The
+action and the wrist's picture of first batches are compared with our dataset. A side is a function in
+`SIDES`, which gives batches without end. Peers have environments of their own:
+
+    python -m venv /tmp/dlimp && /tmp/dlimp/bin/pip install tensorflow-cpu tensorflow-datasets psutil
+    /tmp/dlimp/bin/pip install --no-deps git+https://github.com/kvablack/dlimp
+    python -m venv /tmp/lerobot && /tmp/lerobot/bin/pip install lerobot psutil -e .
+    python benchmarks/rlds.py --directory /tmp/rlds --dlimp /tmp/dlimp/bin/python --lerobot /tmp/lerobot/bin/python
 """
 
 from __future__ import annotations
@@ -26,316 +28,313 @@ import argparse
 import contextlib
 import statistics
 import sys
-import threading
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from child import Child, answer
 
-VERSION = Path("drawn_arm", "1.0.0")
-BATCH = 64
-HORIZON = 8
+VERSION = Path("drawn_droid", "1.0.1")
+CONVERTED = "drawn_lerobot"
+HORIZON = 16
+HEIGHT, WIDTH, FPS = 180, 320, 15
 EVERY_STEP = 250_000  # more than the data has
-SIZES = {"image": 256, "wrist_image": 128}
-
-
-def memory_bytes() -> int:
-    """Memory of this process and all its children; what they share is counted once, libraries' code
-    is not counted.
-    """
-    import psutil
-
-    total = 0
-    me = psutil.Process()
-    for process in [me, *me.children(recursive=True)]:
-        try:
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += sum(
-            int(line.split()[1]) << 10
-            for line in lines
-            if line.startswith(("Pss_Anon:", "Pss_Shmem:"))
-        )
-    return total
-
-
-def processor_seconds() -> float:
-    """Processor time of this process and all its children so far."""
-    import psutil
-
-    me = psutil.Process()
-    times = [process.cpu_times() for process in [me, *me.children(recursive=True)]]
-    return sum(item.user + item.system for item in times)
-
-
-class MemoryWatch(threading.Thread):
-    """Notes the memory every second, but for while time is taken: looking at gigabytes takes
-    some.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak = 0
-        self.is_timed = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        while not self.is_timed.wait(1):
-            self.look()
-
-    def look(self) -> None:
-        self.peak = max(self.peak, memory_bytes())
+EARLY = 8  # batches that were read ahead while the side was idle
+WRIST, LEFT, RIGHT = "wrist_image_left", "exterior_image_1_left", "exterior_image_2_left"
+CAMERAS = (LEFT, RIGHT, WRIST)
+NUMBERS = ("joint_position", "gripper_position")
+TEXTS = ("language_instruction", "language_instruction_2", "language_instruction_3")
 
 
 def write_data(directory: Path, num_episodes: int) -> None:
+    """Each camera of an episode moves over a scene, so that LeRobot's videos are of usual size."""
     import numpy as np
     import torch
 
     from torch_tfrecord import encode_image, tfds
 
     random = np.random.default_rng(0)
+    slopes = np.indices((2 * HEIGHT, 2 * WIDTH)).sum(0) % 256 * 0.4
+    scenes = []
+    for _ in range(24):
+        blocks = np.kron(random.integers(0, 150, (3, 12, 20)), np.ones((30, 32)))
+        scenes.append((slopes + blocks + random.normal(0, 3, blocks.shape)).clip(0, 255))
 
-    def picture(size: int) -> bytes:
-        y, x = np.mgrid[0:size, 0:size]
-        slopes = random.uniform(0.2, 1, (3, 2, 1, 1))
-        pixels = (
-            (x * slopes[:, 0] + y * slopes[:, 1] + random.uniform(0, 255, (3, 1, 1))) % 256 * 0.6
-        )
-        for _ in range(25):
-            top, left, height, width = (
-                random.integers(0, size - 8, 2).tolist() + random.integers(4, size // 3, 2).tolist()
-            )
-            pixels[:, top : top + height, left : left + width] = random.integers(0, 255, (3, 1, 1))
-        pixels += random.normal(0, 3, pixels.shape)
-        return encode_image(torch.from_numpy(pixels.clip(0, 255).astype(np.uint8)), "jpeg", 85)
+    def pictures(length: int) -> list[bytes]:
+        scene, phase = scenes[random.integers(len(scenes))], random.uniform(0, 6, 2)
+        at = np.sin(np.arange(length)[:, None] * (0.03, 0.05) + phase) * 0.5 + 0.5
+        begins = (at * (HEIGHT, WIDTH)).astype(int).tolist()
+        cut = [scene[:, y : y + HEIGHT, x : x + WIDTH] for y, x in begins]
+        return [encode_image(torch.from_numpy(pixels).byte(), "jpeg", 90) for pixels in cut]
 
-    pictures = {name: [picture(size) for _ in range(600)] for name, size in SIZES.items()}
+    def walks(**sizes: int) -> dict[str, Any]:
+        return {name: random.normal(0, 0.1, (length, n)).cumsum(0) for name, n in sizes.items()}
 
-    def episode(number: int) -> dict[str, object]:
-        length = int(random.integers(50, 401))
+    def episode(number: int) -> dict[str, Any]:
+        nonlocal length
+        length = int(random.integers(20, 121))
         last = np.arange(length) == length - 1
-        images = {
-            name: [bank[i] for i in random.integers(0, 600, length)]
-            for name, bank in pictures.items()
+        names = {"cartesian_position": 6, "gripper_position": 1, "joint_position": 7}
+        speeds = {"cartesian_velocity": 6, "gripper_velocity": 1, "joint_velocity": 7}
+        steps = {
+            "observation": {**{name: pictures(length) for name in CAMERAS}, **walks(**names)},
+            "action_dict": walks(**names, **speeds),
+            **walks(action=7),
+            **{"reward": last.astype(np.float32), "discount": np.ones(length, np.float32)},
+            **{"is_first": np.arange(length) == 0, "is_last": last, "is_terminal": last},
+            **{name: [f"{name}: put object {number % 50} away"] * length for name in TEXTS},
         }
-        return {
-            "steps": {
-                "observation": {
-                    **images,
-                    "state": random.normal(size=(length, 8)).astype(np.float32),
-                },
-                "action": random.normal(size=(length, 7)).astype(np.float32),
-                "reward": last.astype(np.float32),
-                "discount": np.ones(length, np.float32),
-                "is_first": np.arange(length) == 0,
-                "is_last": last,
-                "is_terminal": last,
-                "language_instruction": [f"move object {number % 50} to the bin"] * length,
-            },
-            "episode_metadata": {"file_path": f"drawn/{number}"},
-        }
+        metadata = {"file_path": f"{number}", "recording_folderpath": "drawn"}
+        return {"steps": steps, "episode_metadata": metadata}
 
-    f = tfds.features
-    features = {
-        "steps": f.Dataset(
-            {
-                "observation": {
-                    **{
-                        name: f.Image((size, size, 3), encoding_format="jpeg")
-                        for name, size in SIZES.items()
-                    },
-                    "state": f.Tensor((8,), "float32"),
-                },
-                "action": f.Tensor((7,), "float32"),
-                **{name: f.Scalar("float32") for name in ("reward", "discount")},
-                **{name: f.Scalar("bool") for name in ("is_first", "is_last", "is_terminal")},
-                "language_instruction": f.Text(),
-            }
-        ),
-        "episode_metadata": {"file_path": f.Text()},
-    }
+    def features_of(column: Any, name: str = "") -> Any:
+        f = tfds.features
+        if isinstance(column, dict):
+            return {inner: features_of(item, inner) for inner, item in column.items()}
+        if name in CAMERAS:
+            return f.Image((HEIGHT, WIDTH, 3), encoding_format="jpeg")
+        if isinstance(column, (str, list)):
+            return f.Text()
+        return f.Tensor(column.shape[1:], str(column.dtype))
+
+    length = 0
+    features = features_of(episode(0))
+    features["steps"] = tfds.features.Dataset(features["steps"])
     samples = {"train": (episode(number) for number in range(num_episodes))}
-    tfds.write(
-        directory / VERSION,
-        samples,
-        features,
-        name=VERSION.parts[0],
-        version=VERSION.parts[1],
-        num_shards=8,
-    )
+    name, version = VERSION.parts
+    tfds.write(directory / VERSION, samples, features, name=name, version=version, num_shards=8)
 
 
-def our_batches(directory: Path, num_threads: int):
-    from torch_tfrecord import make_dataloader, tfds
+def convert(directory: Path) -> None:
+    """Write LeRobot's form of the data, by its own writer with its own defaults."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    dataset = tfds.RLDSDataset(directory / VERSION, "train", action_horizon=HORIZON)
-    return iter(make_dataloader(dataset, BATCH, num_threads=num_threads))
+    from torch_tfrecord import tfds
+
+    shape, names = (HEIGHT, WIDTH, 3), ["height", "width", "channels"]
+    picture = {"dtype": "video", "shape": shape, "names": names}
+    features = {f"observation.images.{name}": picture for name in CAMERAS}
+    for name, size in {"observation.state": 8, "action": 7}.items():
+        features[name] = {"dtype": "float64", "shape": (size,), "names": None}
+    root = directory / CONVERTED
+    writer = LeRobotDataset.create("drawn/droid", FPS, features, root, image_writer_threads=4)
+    for episode in tfds.RLDSEpisodes(directory / VERSION):
+        steps, seen = episode["steps"], episode["steps"]["observation"]
+        columns = {"observation.state": numbers_of(seen), "action": steps["action"]}
+        for name in CAMERAS:
+            columns[f"observation.images.{name}"] = seen[name].permute(0, 2, 3, 1)
+        for step, text in enumerate(steps[TEXTS[0]]):
+            frame = {name: column[step].numpy() for name, column in columns.items()}
+            writer.add_frame({**frame, "task": text})
+        writer.save_episode()
+    writer.finalize()
 
 
-def worker_batches(directory: Path, num_workers: int):
-    from torch.utils.data import DataLoader
+def numbers_of(seen: Any) -> Any:
+    """[..., 8]: what a policy sees of the arm."""
+    import torch
 
-    from torch_tfrecord import collate, tfds
-
-    dataset = tfds.RLDSDataset(directory / VERSION, "train", action_horizon=HORIZON)
-    return iter(
-        DataLoader(
-            dataset,
-            BATCH,
-            shuffle=True,
-            num_workers=num_workers,
-            collate_fn=collate,
-            prefetch_factor=4,
-        )
-    )
+    return torch.cat([seen[name] for name in NUMBERS], -1)
 
 
-def tfds_steps(directory: Path, buffer: int = EVERY_STEP):
-    """As dlimp and Octo's and OpenVLA's loaders do: steps are not decoded before they were
-    shuffled.
+def prepare(sample: dict[str, Any]) -> dict[str, Any]:
+    """What policies do with a sample, or with a batch of them: bounds to [-1, 1], a gripper that is
+    open or closed, names of their own.
     """
+    import torch
+
+    seen, action = sample["observation"], sample["action"].float()
+    arm = ((action[..., :6] + 2) / 4 * 2 - 1).clamp(-1, 1)
+    gripper = (action[..., 6:] > 0.5).float()
+    return {
+        "action": torch.cat([arm, gripper], -1),
+        "state": numbers_of(seen).float(),
+        "image": seen[LEFT][..., 0, :, :, :],
+        "wrist_image": seen[WRIST][..., 0, :, :, :],
+        "prompt": sample["task"]["language_instruction"],
+        **{name: sample[name] for name in ("action_pad_mask", "_traj_index", "_frame_index")},
+    }
+
+
+def our_dataset(arguments: argparse.Namespace, side: str, **options: Any) -> Any:
+    from torch_tfrecord import tfds
+
+    cameras: dict[str, Any] = dict.fromkeys(CAMERAS if side == "cameras" else (LEFT, WRIST), True)
+    text: Any = True
+    if side == "choices":
+        cameras = {LEFT: tfds.OneOf([LEFT, RIGHT]), WRIST: tfds.Mask(0.1)}
+        text = tfds.OneOf(TEXTS)
+    elif side in ("batch", "step"):
+        options[f"{side}_transform"] = prepare
+    seen = {**cameras, **dict.fromkeys(NUMBERS, True)}
+    steps = {"observation": seen, "action": True, TEXTS[0]: text}
+    options |= {"features": {"steps": steps}, "action_horizon": HORIZON}
+    return tfds.RLDSDataset(arguments.directory / VERSION, "train", **options)
+
+
+def our_batches(arguments: argparse.Namespace, side: str, **options: Any) -> Iterator[Any]:
+    from torch_tfrecord import make_dataloader
+
+    options = options or {"num_threads": arguments.workers}
+    loader = make_dataloader(our_dataset(arguments, side), arguments.batch, **options)
+    while True:
+        yield from loader
+
+
+def dlimp_batches(arguments: argparse.Namespace) -> Iterator[Any]:
+    """As openpi's `DroidRldsDataset`, but that it decodes after the shuffle, in less memory."""
+    import dlimp
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder_from_directory(str(directory / VERSION))
-    episodes = builder.as_dataset(
-        split="train",
-        shuffle_files=True,
-        decoders={"steps": tfds.decode.SkipDecoding()},
-        # for files that say they are in order
-        read_config=tfds.ReadConfig(enable_ordering_guard=False),
-    )
-
-    def chunk(episode):
-        steps = episode["steps"]
-        length = tf.shape(steps["action"])[0]
+    def chunk(episode: Any) -> Any:
+        length = tf.shape(episode["action"])[0]
         places = tf.range(length)[:, None] + tf.range(HORIZON)[None]
+        names = (LEFT, WRIST, *NUMBERS)
         return {
-            "observation": steps["observation"],
-            "action": tf.gather(steps["action"], tf.minimum(places, length - 1)),
+            "observation": {name: episode["observation"][name] for name in names},
+            "action": tf.gather(episode["action"], tf.minimum(places, length - 1)),
             "action_pad_mask": places < length,
-            "task": {"language_instruction": steps["language_instruction"]},
-            **{
-                name: steps[name]
-                for name in ("reward", "discount", "is_first", "is_last", "is_terminal")
-            },
-            "timestep": tf.range(length),
+            "task": {"language_instruction": episode[TEXTS[0]]},
+            "_traj_index": episode["traj_metadata"]["episode_metadata"]["file_path"],
+            "_frame_index": tf.range(length),
         }
 
-    def decode(step):
-        observation = dict(step["observation"])
-        for name in SIZES:
-            observation[name] = tf.io.decode_image(
-                observation[name], expand_animations=False, dtype=tf.uint8
-            )
-            observation[name].set_shape((SIZES[name], SIZES[name], 3))
-        return {**step, "observation": observation}
+    def decode(step: Any) -> Any:
+        seen = step["observation"]
+        pictures = {name: tf.io.decode_jpeg(seen[name], 3) for name in (LEFT, WRIST)}
+        return {**step, "observation": {**seen, **pictures}}
 
-    return (
-        episodes.repeat()
-        .map(chunk, num_parallel_calls=tf.data.AUTOTUNE)
-        .interleave(
-            tf.data.Dataset.from_tensor_slices, cycle_length=16, num_parallel_calls=tf.data.AUTOTUNE
-        )
-        .shuffle(buffer)
-        .map(decode, num_parallel_calls=tf.data.AUTOTUNE)
-    )
+    builder = tfds.builder_from_directory(str(arguments.directory / VERSION))
+    steps = dlimp.DLataset.from_rlds(builder, num_parallel_reads=8).repeat().traj_map(chunk)
+    shuffled = steps.flatten(num_parallel_calls=16).shuffle(EVERY_STEP).frame_map(decode)
+    return shuffled.batch(arguments.batch).with_ram_budget(1).iterator(prefetch=4)
 
 
-def tfds_batches(directory: Path):
-    return tfds_steps(directory).batch(BATCH).prefetch(4).as_numpy_iterator()
+def lerobot_batches(arguments: argparse.Namespace) -> Iterator[Any]:
+    """As `lerobot_train` does; converts the data first, if nobody did."""
+    import torch
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    times = {"action": [number / FPS for number in range(HORIZON)]}
+    root, workers = arguments.directory / CONVERTED, arguments.workers
+    if not root.exists():
+        convert(arguments.directory)
+    dataset = LeRobotDataset("drawn/droid", root, delta_timestamps=times)
+    options: dict[str, Any] = {"shuffle": True, "num_workers": workers, "prefetch_factor": 2}
+    loader = torch.utils.data.DataLoader(dataset, arguments.batch, **options)
+    while True:
+        yield from loader
 
 
-def loader_batches(directory: Path, buffer: int = EVERY_STEP):
-    """Samples one by one, stacked as torch's default_collate does."""
+OURS = ("plain", "choices", "batch", "step", "cameras")
+SIDES: dict[str, Callable[[argparse.Namespace], Iterator[Any]]] = {
+    **{name: partial(our_batches, side=name) for name in OURS},
+    "workers": lambda given: our_batches(given, "plain", num_workers=given.workers),
+    "dlimp": dlimp_batches,
+    "lerobot": lerobot_batches,
+}
+PEERS = ("dlimp", "lerobot")  # names of the options with their interpreters, too
+SAME = ("plain", "cameras", "workers", *PEERS)  # sides with the same action and wrist's picture
+
+
+def shown(batch: Any) -> list[list[float]]:
+    """Episode, step, sum of the actions and mean of the wrist's picture of each sample."""
     import numpy as np
 
-    def stack(samples):
-        if isinstance(samples[0], dict):
-            return {name: stack([sample[name] for sample in samples]) for name in samples[0]}
-        return samples if isinstance(samples[0], bytes) else np.stack(samples)
-
-    samples = tfds_steps(directory, buffer).prefetch(4 * BATCH).as_numpy_iterator()
-    while True:
-        yield stack([next(samples) for _ in range(BATCH)])
-
-
-OURS = ("threads", "workers")
-SIDES = {
-    "threads": lambda arguments: our_batches(arguments.directory, arguments.workers),
-    "workers": lambda arguments: worker_batches(arguments.directory, arguments.workers),
-    "tfds": lambda arguments: tfds_batches(arguments.directory),
-    "loader": lambda arguments: loader_batches(arguments.directory),
-    "small": lambda arguments: loader_batches(arguments.directory, arguments.buffer),
-}
+    is_lerobot = "episode_index" in batch
+    names = ("episode_index", "frame_index") if is_lerobot else ("_traj_index", "_frame_index")
+    seen = {} if is_lerobot else batch["observation"]
+    picture = batch[f"observation.images.{WRIST}"] * 255 if is_lerobot else seen[WRIST]
+    columns = [*(batch[name] for name in (*names, "action")), picture]
+    rows = [np.asarray(column).astype(float).reshape(len(picture), -1) for column in columns]
+    return np.stack([*(row.sum(1) for row in rows[:3]), rows[3].mean(1)], 1).tolist()
 
 
-def run_side(arguments: argparse.Namespace) -> dict[str, float]:
-    """In a process of its own."""
-    begin, watch = time.perf_counter(), MemoryWatch()
+def family() -> list[Any]:  # this process and all its children
+    import psutil
+
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
+def seconds_used() -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in family())
+
+
+def run_side(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """In a process of its own: the first batch, then rounds."""
+    begin = time.perf_counter()
     batches = SIDES[arguments.side](arguments)
-    next(batches)
+    first_batch = next(batches)
     first = time.perf_counter() - begin
-    watch.is_timed.set()
-    begin, work = time.perf_counter(), processor_seconds()
-    done = 0
-    while done < arguments.samples:
-        next(batches)
-        done += BATCH
-    rate, work = done / (time.perf_counter() - begin), (processor_seconds() - work) / done * 1e3
-    watch.look()
-    return {"rate": rate, "work": work, "first": first, "peak": watch.peak / 1e6}
+    first_rows = shown(first_batch) if arguments.side in SAME else []
+
+    def run() -> dict[str, float]:
+        for _ in range(EARLY):
+            next(batches)
+        begin, work, done = time.perf_counter(), seconds_used(), 0
+        while (took := time.perf_counter() - begin) < arguments.seconds:
+            next(batches)
+            done += arguments.batch
+        work = (seconds_used() - work) / done * 1e3
+        memory = sum(process.memory_full_info().pss for process in family()) / 1e6
+        found = {"samples/s": done / took, "CPU ms a sample": work}
+        return {**found, "s to the first batch": first, "MB": memory}
+
+    return {"run": run, "look": lambda: first_rows}
 
 
-def memory_over_time(batches, num_samples: int) -> None:
-    """The memory while random samples are read, a line for each tenth."""
-    num_batches = num_samples // BATCH
-    for number in range(num_batches + 1):
-        if number % max(num_batches // 10, 1) == 0:
-            print(f"{number * BATCH:7,} samples: {memory_bytes() / 1e6:7.0f} MB", flush=True)
-        next(batches)
+def check(arguments: argparse.Namespace, name: str, rows: list[list[float]]) -> None:
+    """Compare a side's first batch with our dataset."""
+    dataset = our_dataset(arguments, "plain")
+    first = [0, *dataset.num_steps.cumsum().tolist()]
+    for episode, step, action, picture in rows:
+        sample = dataset[first[int(episode)] + int(step)]
+        mean = sample["observation"][WRIST].double().mean().item()
+        # Videos are not exact.
+        if abs(action - sample["action"].sum().item()) > 1e-3 or abs(picture - mean) > 4:
+            raise ValueError(f"{name}: step {step} of episode {episode} is another one")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--episodes", type=int, default=1000)
-    parser.add_argument("--samples", type=int, default=10_000)
-    parser.add_argument("--workers", type=int, default=2, help="threads or processes of ours")
-    parser.add_argument("--buffer", type=int, default=50_000)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=4, help="of each side in each round")
+    parser.add_argument("--workers", type=int, default=2, help="threads, or processes")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--tfds-python", help="a Python that has tensorflow and tensorflow-datasets"
-    )
-    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--dlimp", help="a Python that has dlimp")
+    parser.add_argument("--lerobot", help="a Python that has lerobot and torch_tfrecord")
+    parser.add_argument("--sides", nargs="*", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        answer(lambda: {"run": lambda: run_side(arguments)})
+        answer(lambda: run_side(arguments))
         return
     if not (arguments.directory / VERSION).exists():
         print("drawing the episodes ...", flush=True)
         write_data(arguments.directory, arguments.episodes)
-    if arguments.memory:
-        memory_over_time(worker_batches(arguments.directory, arguments.workers), arguments.samples)
-        return
-    names = [name for name in SIDES if name in OURS or arguments.tfds_python]
+    peers = {name: getattr(arguments, name) for name in PEERS}
+    python = dict.fromkeys(SIDES, sys.executable) | peers
+    names = [name for name in arguments.sides if python[name]]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for number in range(arguments.rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            python = sys.executable if name in OURS else arguments.tfds_python
-            given = [*sys.argv[1:], "--side", name]
-            with contextlib.closing(Child(name, python, "rlds.py", *given)) as child:
-                results[name].append(child.ask("run"))
-            print(number, name, results[name][-1], flush=True)
+    with contextlib.ExitStack() as stack:
+        children = {}
+        for name in names:
+            child = Child(name, python[name], "rlds.py", *sys.argv[1:], "--side", name)
+            children[name] = stack.enter_context(contextlib.closing(child))
+            check(arguments, name, child.ask("look"))
+        for number in range(arguments.rounds):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                results[name].append(children[name].ask("run"))
+                print(number, name, results[name][-1], flush=True)
     for name, rounds in results.items():
         middle = {key: statistics.median(item[key] for item in rounds) for key in rounds[0]}
-        print(
-            f"{name:7} {middle['rate']:8,.0f} samples/s, {middle['work']:5.2f} ms of processor time a sample, "
-            f"first batch after {middle['first']:6.1f} s, peak {middle['peak']:8,.0f} MB"
-        )
+        print(f"{name:8}", ", ".join(f"{value:8,.3f} {key}" for key, value in middle.items()))
 
 
 if __name__ == "__main__":
