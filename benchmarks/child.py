@@ -27,7 +27,7 @@ class Child:
     """Runs a script of this folder, which calls `answer`.
 
     Args:
-        name: Of the process, in errors.
+        name: The name of the process, in errors.
         python: Its interpreter.
         script: The file's name.
         arguments: Texts for it.

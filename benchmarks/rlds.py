@@ -60,14 +60,15 @@ def write_data(directory: Path, num_episodes: int) -> None:
     scenes = []
     for _ in range(24):
         blocks = np.kron(random.integers(0, 150, (3, 12, 20)), np.ones((30, 32)))
-        scenes.append((slopes + blocks + random.normal(0, 3, blocks.shape)).clip(0, 255))
+        scene = slopes + blocks + random.normal(9, 3, blocks.shape)
+        scenes.append(scene.clip(0, 255).astype(np.uint8))
 
     def pictures(length: int) -> list[bytes]:
         scene, phase = scenes[random.integers(len(scenes))], random.uniform(0, 6, 2)
         at = np.sin(np.arange(length)[:, None] * (0.03, 0.05) + phase) * 0.5 + 0.5
         begins = (at * (HEIGHT, WIDTH)).astype(int).tolist()
         cut = [scene[:, y : y + HEIGHT, x : x + WIDTH] for y, x in begins]
-        return [encode_image(torch.from_numpy(pixels).byte(), "jpeg", 90) for pixels in cut]
+        return [encode_image(torch.from_numpy(pixels.copy()), "jpeg", 90) for pixels in cut]
 
     def walks(**sizes: int) -> dict[str, Any]:
         return {name: random.normal(0, 0.1, (length, n)).cumsum(0) for name, n in sizes.items()}

@@ -31,7 +31,7 @@ class Pace:
     """How long to measure.
 
     Args:
-        rounds: Of each side.
+        rounds: How many of each side.
         least: Seconds of a round; epochs are repeated until then.
         most: Seconds after which an epoch is cut off.
         threads: For sides that are told a number of threads.

@@ -281,3 +281,48 @@ def test_draws_belong_to_samples_of_steps(two_cameras):
         RLDSEpisodes(two_cameras, features=features())
     with pytest.raises(ValueError, match="decode_on"):
         RLDSDataset(two_cameras, features=features(Mask(0.1, OneOf(["left"]))), decode_on="auto")
+
+
+def drawn_values(batch):
+    """By episode and step, all that was drawn for it."""
+    there = batch["observation"]["pad_mask_dict"]["image"].flatten().tolist()
+    goals = batch["task"]["timestep"].tolist()
+    return {
+        place: (*value, is_there, goal)
+        for (place, value), is_there, goal in zip(seen(batch).items(), there, goals, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2)])
+def test_other_ranks_resume_with_the_same_draws(two_cameras, before, after):
+    given = features(Mask(0.3, OneOf(["left", "right"])), Mask(0.2, OneOf(TEXTS)))
+    ds = RLDSDataset(two_cameras, features=given, goals=UniformGoals())
+
+    def loaders(num_ranks):
+        options = {"batch_size": 4, "seed": 3, "world_size": num_ranks, "drop_last": False}
+        found = [make_dataloader(ds, rank=rank, **options) for rank in range(num_ranks)]
+        for loader in found:
+            loader.set_epoch(1)
+        return found
+
+    reference = {}
+    for batch in loaders(1)[0]:
+        reference |= drawn_values(batch)
+    assert sorted(reference) == STEPS
+    found, states = {}, []
+    for loader in loaders(before):
+        batches = iter(loader)
+        for _ in range(2):
+            found |= drawn_values(next(batches))
+        states.append(loader.state_dict())
+    assert len(found) == 8 * before
+    again = []
+    for loader in loaders(after):
+        loader.load_state_dict(states[0])
+        for batch in loader:
+            values = drawn_values(batch)
+            again.extend(values)
+            found |= values
+    # Every step once, but for those that are given twice so that each rank has as many.
+    assert len(again) - (len(STEPS) - 8 * before) in range(after)
+    assert found == reference

@@ -343,7 +343,7 @@ class StateForm:
     """The form of a state: JSON values by name, from which a run resumes."""
 
     VERSION = 1
-    """Of what `state_dict` returns; raised when its keys or their meaning change."""
+    """The version of what `state_dict` returns; raised when its keys or their meaning change."""
 
     @classmethod
     def check(cls, state: object, identity: Mapping[str, Any], others: Collection[str]) -> None:

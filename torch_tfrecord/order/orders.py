@@ -21,7 +21,7 @@ __all__ = [
 _Positions = npt.NDArray[np.int64]
 
 BLOCK_BYTES = 4 << 20
-"""Of a block: a hard disk seeks in a fraction of the time that it takes to read these."""
+"""The size of a block: a hard disk seeks in a fraction of the time that it takes to read these."""
 
 # The next four decide the order for a seed, so they must never change.
 _TABLE_POSITIONS = 1 << 16  # up to here a table, of at most 128 KiB
