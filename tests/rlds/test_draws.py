@@ -9,6 +9,7 @@ from rlds_episodes import LENGTHS, action, pixels, state
 
 from torch_tfrecord import (
     Mixture,
+    RandomResizedCrop,
     collate,
     encode_image,
     make_dataloader,
@@ -283,7 +284,7 @@ def test_draws_belong_to_samples_of_steps(two_cameras):
         RLDSDataset(two_cameras, features=features(Mask(0.1, OneOf(["left"]))), decode_on="auto")
 
 
-def drawn_values(batch):
+def values_of_draws(batch):
     """By episode and step, all that was drawn for it."""
     there = batch["observation"]["pad_mask_dict"]["image"].flatten().tolist()
     goals = batch["task"]["timestep"].tolist()
@@ -293,10 +294,20 @@ def drawn_values(batch):
     }
 
 
+def cropped(batch):
+    """By episode and step, the bytes of its picture."""
+    places = zip(batch["_traj_index"].tolist(), batch["_frame_index"].tolist(), strict=True)
+    pictures = [image.numpy().tobytes() for image in batch["observation"]["image"]]
+    return dict(zip(places, pictures, strict=True))
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (1, 2)])
-def test_other_ranks_resume_with_the_same_draws(two_cameras, before, after):
+@pytest.mark.parametrize("is_cropped", [False, True])
+def test_other_ranks_resume_with_the_same_draws(two_cameras, before, after, is_cropped):
     given = features(Mask(0.3, OneOf(["left", "right"])), Mask(0.2, OneOf(TEXTS)))
-    ds = RLDSDataset(two_cameras, features=given, goals=UniformGoals())
+    crop = RandomResizedCrop(4, scale=(0.1, 0.5), horizontal_flip=0.5) if is_cropped else True
+    ds = RLDSDataset(two_cameras, features=given, goals=UniformGoals(), decode_images=crop)
+    drawn_values = cropped if is_cropped else values_of_draws
 
     def loaders(num_ranks):
         options = {"batch_size": 4, "seed": 3, "world_size": num_ranks, "drop_last": False}
