@@ -1,5 +1,5 @@
 from .codec import decode_image, encode_image, image_format, image_size, resize_with_crop_or_pad
-from .crops import Crop, RandomResizedCrop, ResizedCenterCrop
+from .crops import RandomResizedCrop, ResizedCenterCrop
 from .display import Parts, show, to_html
 from .headers import guess_content, read_header
 from .image import Image
@@ -8,7 +8,6 @@ from .sounds import Audio, Video
 
 __all__ = [
     "Audio",
-    "Crop",
     "Image",
     "Parts",
     "RandomResizedCrop",

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from operator import index as as_integer
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.files import is_remote
-from torch_tfrecord.media import Crop, Image
+from torch_tfrecord.media import Image
 from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.records import IndexKeeper
 from torch_tfrecord.rlds.draws import Draw, DrawnColumn
@@ -53,10 +53,14 @@ from torch_tfrecord.tfds import (
     open_split,
 )
 
+if TYPE_CHECKING:
+    from torch_tfrecord import RandomResizedCrop, ResizedCenterCrop
+
 __all__ = ["STEPS", "DecodeImages", "Episode", "EpisodeStore", "EpisodeTransform"]
 
 STEPS = "steps"
-DecodeImages: TypeAlias = "Crop | bool | str | Collection[str] | Mapping[str, Crop | bool]"
+_Crop: TypeAlias = "RandomResizedCrop | ResizedCenterCrop"
+DecodeImages: TypeAlias = "_Crop | bool | str | Collection[str] | Mapping[str, _Crop | bool]"
 """A crop, True, False, the names or paths of images to decode, or these and how."""
 EpisodeTransform: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -281,7 +285,7 @@ def _is_step(leaf: LeafPlace) -> bool:
 class _ColumnMaker:
     """Builds the column of one step feature, or the value of a metadata feature."""
 
-    def __init__(self, leaf: LeafPlace, decoded: Crop | bool, path: str) -> None:
+    def __init__(self, leaf: LeafPlace, decoded: _Crop | bool, path: str) -> None:
         self._leaf = leaf
         # Boxes of episodes stay as they are stored: the size of an image would have to be read.
         own = replace(leaf, image_key=None)
