@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
 from index_tools._terminal import byte_size, integer
 from torch_tfrecord import CorruptRecordError, ShardedTFRecordWriter
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.files import Access, AtomicFile, FileSource, LocalFile, is_remote
 from torch_tfrecord.records import (
     RecordScanner,
@@ -138,7 +138,7 @@ class Output:
                     "--num-shards writes over a set of as many shards)"
                 )
 
-    def shards(self, sizes: npt.NDArray[np.int64]) -> dict[str, int]:
+    def shards(self, sizes: Ints) -> dict[str, int]:
         """The names of the shards, and how many records each has, of records of these bytes in their
         order.
 

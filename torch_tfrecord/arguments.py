@@ -21,6 +21,7 @@ __all__ = [
     "IndexPolicy",
     "OnError",
     "Pad",
+    "PathLike",
     "Paths",
     "Shuffle",
     "WritableSpec",
@@ -47,6 +48,8 @@ Pad: TypeAlias = Literal["repeat", "zero"] | None
 """How to fill steps before and after an episode; None excludes windows that would need them."""
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
+"""One path."""
+
 Paths: TypeAlias = "PathLike | Sequence[PathLike]"
 """What `find_files` takes."""
 

@@ -215,7 +215,7 @@ def array_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     return np.dtype(getattr(np, "bool_" if name == "bool" else name, f"i{dtype.itemsize}"))
 
 
-def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+def as_array(tensor: torch.Tensor) -> Array:
     """The memory of a dense tensor on the CPU, of `array_dtype`."""
     import torch  # takes seconds, and reading records does not need it
 
@@ -227,7 +227,7 @@ def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def as_tensor(
-    array: npt.NDArray[Any], dtype: torch.dtype, shape: tuple[int, ...] | None = None
+    array: Array, dtype: torch.dtype, shape: tuple[int, ...] | None = None
 ) -> torch.Tensor:
     """A tensor of an array's memory, which is of `array_dtype`; in another shape, if one is given.
 
@@ -250,7 +250,7 @@ def splits_of(lengths: npt.ArrayLike) -> Ints:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-def pad_rows(values: Array, offsets: npt.NDArray[np.int64], longest: int, fill: Array) -> Array:
+def pad_rows(values: Array, offsets: Ints, longest: int, fill: Array) -> Array:
     """Pad concatenated rows to a dense array [B, longest, *inner].
 
     The caller must reserve the memory. Values are copied bit for bit.
@@ -279,9 +279,7 @@ def _as_bytes(array: Array) -> _Bytes:
     return array.reshape(-1).view(np.uint8)
 
 
-def _fill(
-    values: _Bytes, offsets: npt.NDArray[np.int64], itemsize: int, fill: _Bytes, out: _Bytes
-) -> None:
+def _fill(values: _Bytes, offsets: Ints, itemsize: int, fill: _Bytes, out: _Bytes) -> None:
     native = optional_module("memory")
     if native is not None:
         return native.pad(values, offsets, itemsize, fill, out)  # type: ignore[no-any-return]

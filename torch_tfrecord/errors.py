@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import TypeVar
 
+from torch_tfrecord.arguments import PathLike
 from torch_tfrecord.shown import printable, shown_text, without_secrets
 
 __all__ = [
@@ -82,7 +83,7 @@ class TFRecordError(Exception):
         self,
         message: str = "",
         *,
-        path: str | os.PathLike[str] | None = None,
+        path: PathLike | None = None,
         offset: int | None = None,
         position: int | None = None,
     ) -> None:
@@ -101,13 +102,13 @@ class TFRecordError(Exception):
         return self._path
 
     @path.setter
-    def path(self, path: str | os.PathLike[str] | None) -> None:
+    def path(self, path: PathLike | None) -> None:
         self._path = None if path is None else without_secrets(os.fspath(path))
 
     def locate(
         self: _Error,
         *,
-        path: str | os.PathLike[str] | None = None,
+        path: PathLike | None = None,
         offset: int | None = None,
         position: int | None = None,
     ) -> _Error:
@@ -281,7 +282,7 @@ def locate_value(error: Exception, where: str) -> TypeError | ValueError:
 
 
 @contextlib.contextmanager
-def name_path(path: str | os.PathLike[str]) -> Iterator[None]:
+def name_path(path: PathLike) -> Iterator[None]:
     """Re-raise OSErrors in the ``with`` block, whatever path they name, with the path that the user
     knows.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ _FIRST_FACTOR = 0xBF58476D1CE4E5B9
 _SECOND_FACTOR = 0x94D049BB133111EB
 
 _T = TypeVar("_T")
+_Numbers: TypeAlias = "npt.NDArray[np.uint64]"
 
 
 class RandomStream:
@@ -41,13 +42,13 @@ class RandomStream:
         self._state = (self._state + _STEP) & _UINT64
         return _mixed(self._state)
 
-    def next_numbers(self, count: int) -> npt.NDArray[np.uint64]:
+    def next_numbers(self, count: int) -> _Numbers:
         """The next `count` numbers of the stream, computed at once."""
         numbers = self.numbers_at(np.arange(count, dtype=np.uint64))
         self.skip(count)
         return numbers
 
-    def numbers_at(self, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    def numbers_at(self, places: _Numbers) -> _Numbers:
         """The numbers at these places of the stream, where 0 is the next number; does not advance
         the stream.
         """
@@ -72,10 +73,10 @@ def _mixed(z: int) -> int:
     return z ^ z >> 31
 
 
-def _mixed_all(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mixed_all(z: _Numbers) -> _Numbers:
     z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST_FACTOR)
     z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
-    mixed: npt.NDArray[np.uint64] = z ^ z >> np.uint64(31)
+    mixed: _Numbers = z ^ z >> np.uint64(31)
     return mixed
 
 
@@ -111,7 +112,7 @@ def shuffled(items: Sequence[_T], *seeds: int) -> list[_T]:
     return order
 
 
-def record_keys(positions: npt.NDArray[np.int64], *seeds: int) -> npt.NDArray[np.uint64]:
+def record_keys(positions: npt.NDArray[np.int64], *seeds: int) -> _Numbers:
     """The key of each position: number `position` of a SplitMix64 stream that the seeds choose.
 
     It does not matter which worker or thread reads a record, and in which batch.
@@ -128,7 +129,7 @@ def record_keys(positions: npt.NDArray[np.int64], *seeds: int) -> npt.NDArray[np
     return _mixed_all(positions.astype(np.uint64) * np.uint64(_STEP) + first)
 
 
-def salted_keys(count: int, salt: int) -> npt.NDArray[np.uint64]:
+def salted_keys(count: int, salt: int) -> _Numbers:
     """The keys of a batch of unknown epoch, by place in it: a record that is in it twice gets two
     different draws.
     """

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch_tfrecord.arguments import check_compression_type
+from torch_tfrecord.arguments import PathLike, check_compression_type
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files import Access, is_remote, local_path, open_file
 from torch_tfrecord.records import RecordScanner, SkippedBytes, TFRecordWriter, open_stream
@@ -55,8 +55,8 @@ class SalvageReport:
 
 
 def salvage(
-    path: str | os.PathLike[str],
-    out: str | os.PathLike[str],
+    path: PathLike,
+    out: PathLike,
     *,
     compression_type: str | None = "auto",
     storage_options: Mapping[str, Any] | None = None,

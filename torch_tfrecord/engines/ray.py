@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
 
-from torch_tfrecord.arguments import Paths
+from torch_tfrecord.arguments import PathLike, Paths
 from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.engines.parts import PartFolder, open_dataset, schema_of
 from torch_tfrecord.errors import needs_extra
@@ -129,7 +128,7 @@ _BLOCK_BYTES = 64 << 20
 
 def write_tfrecords(
     dataset: ray.data.Dataset,
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
     features: Mapping[str, Feature] | None = None,
     compression_type: str = "",

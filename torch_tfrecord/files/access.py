@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, cast
 
+from torch_tfrecord.arguments import PathLike
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files.local_file import LocalFile
 from torch_tfrecord.files.storage import FileSource, RemoteInfo, is_remote
@@ -84,7 +85,7 @@ class Access:
     def __init__(
         self,
         storage_options: Mapping[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: PathLike | None = None,
         cache_bytes: int | None = None,
     ) -> None:
         options = {} if storage_options is None else storage_options

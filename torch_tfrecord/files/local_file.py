@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAli
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.batch_memory import scratch_bytes
+from torch_tfrecord.batch_memory import Ints, scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError, name_path
 from torch_tfrecord.files.storage import FileSource, ReadTogether, truncated
 from torch_tfrecord.native import native_module
@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Descriptor", "LocalFile", "Owner", "open_path", "read_pieces"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-_NONE: _Integers = np.empty(0, np.int64)
+_NONE: Ints = np.empty(0, np.int64)
 
 _Opened = TypeVar("_Opened")
 _Path = TypeVar("_Path", bound="str | os.PathLike[str]")
@@ -296,12 +295,12 @@ class LocalFile(FileSource):
     @staticmethod
     def read_records(
         source_of: _SourceOf,
-        files: _Integers,
-        offsets: _Integers,
-        lengths: _Integers,
+        files: Ints,
+        offsets: Ints,
+        lengths: Ints,
         *,
         verify_crc: bool,
-    ) -> tuple[_Bytes, _Integers, Job] | None:
+    ) -> tuple[_Bytes, Ints, Job] | None:
         """The short cut for records of local files: a job of the compiled core that reads and
         checks them.
 
@@ -335,11 +334,11 @@ def _is_done(job: Job | None) -> bool:
 def _job(
     source_of: _SourceOf,
     files: Sequence[int],
-    ranges: _Integers,
+    ranges: Ints,
     num_ranges: int,
     buffer: _Bytes,
-    places: _Integers = _NONE,
-    lengths: _Integers = _NONE,
+    places: Ints = _NONE,
+    lengths: Ints = _NONE,
     verify_crc: bool = False,
 ) -> Job | None:
     """The job that reads ranges of local files by the compiled core, without the GIL, and checks
@@ -403,9 +402,7 @@ def _hold(source_of: _SourceOf, files: Sequence[int]) -> list[tuple[int, int, De
 # at once.
 
 
-def _plan(
-    files: _Integers, offsets: _Integers, sizes: _Integers, gap: int
-) -> tuple[_Integers, list[int], _Integers]:
+def _plan(files: Ints, offsets: Ints, sizes: Ints, gap: int) -> tuple[Ints, list[int], Ints]:
     """M ranges to read into one buffer, one after the other, and the places of N pieces in it.
 
     Returns:
@@ -429,12 +426,12 @@ def _plan(
 
 def read_pieces(
     source_of: _SourceOf,
-    files: _Integers,
-    offsets: _Integers,
-    sizes: _Integers,
+    files: Ints,
+    offsets: Ints,
+    sizes: Ints,
     blocks: ReadTogether | None = None,
     most_gap: int = _MOST_BYTES,
-) -> tuple[_Bytes, _Integers]:
+) -> tuple[_Bytes, Ints]:
     """Read pieces of several files, those close together by one call, in any order.
 
     Args:

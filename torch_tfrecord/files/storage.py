@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
+from torch_tfrecord.arguments import PathLike
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import CorruptRecordError
 
 __all__ = [
@@ -45,7 +45,7 @@ def is_remote(path: str) -> bool:
     return "://" in path and not path.startswith("file://")
 
 
-def local_path(path: str | os.PathLike[str]) -> str:
+def local_path(path: PathLike) -> str:
     """A path as str; ``file://`` is taken off, and ``~`` is the user's folder."""
     text = os.fspath(path)
     if not isinstance(text, str):
@@ -107,7 +107,7 @@ class FileSource:
         buffer[: len(data)] = data
         return len(data)
 
-    def read_ranges(self, ranges: npt.NDArray[np.int64], buffer: memoryview) -> None:
+    def read_ranges(self, ranges: Ints, buffer: memoryview) -> None:
         """Fill a writable buffer with several ranges.
 
         Args:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least, integer, knows_keywords, one_of, true_or_false
+from torch_tfrecord.batch_memory import Array, Ints
 from torch_tfrecord.order import Leaves, Permutation, Place, RecordBatchSampler, digest
 
 __all__ = [
@@ -24,7 +25,6 @@ __all__ = [
     "checked_lengths",
 ]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Lengths: TypeAlias = "npt.NDArray[np.int32]"
 
 TooLong: TypeAlias = Literal["error", "alone", "drop"]
@@ -90,9 +90,7 @@ class LengthGroups:
         offsets: int64 [G]: where each group begins there.
     """
 
-    def __init__(
-        self, groups: npt.NDArray[Any], counts: _Integers, shuffle: bool, seed: int
-    ) -> None:
+    def __init__(self, groups: Array, counts: Ints, shuffle: bool, seed: int) -> None:
         self.counts, self.shuffle, self.seed = counts, shuffle, seed
         small = len(groups) <= 1 << 32
         self.members = np.argsort(groups, kind="stable").astype(np.uint32 if small else np.int64)
@@ -111,7 +109,7 @@ class LengthGroups:
             self._orders[epoch, group] = order
         return order
 
-    def positions(self, group: int, places: _Integers, epoch: int) -> list[int]:
+    def positions(self, group: int, places: Ints, epoch: int) -> list[int]:
         """The positions at places of a group's order."""
         order = self.order(group, epoch)
         places = places if order is None else order.positions(places)
@@ -275,7 +273,7 @@ class BucketSteps:
         return int(self.num_steps.sum())
 
     @cached_property
-    def _order(self) -> tuple[_Integers, _Integers]:
+    def _order(self) -> tuple[Ints, Ints]:
         """The bucket of each step, and how many of this bucket come before it."""
         num_steps, buckets = self.num_steps, self._buckets
         found = np.repeat(np.arange(len(num_steps)), num_steps)
@@ -297,7 +295,7 @@ class BucketSteps:
         order = np.argsort(np.concatenate(last)) if last else numbers
         return found[order], numbers[order]
 
-    def starts(self, bucket: int | _Integers, numbers: _Integers) -> _Integers:
+    def starts(self, bucket: int | Ints, numbers: Ints) -> Ints:
         """The place in its bucket where a step begins; the step after the last begins at the end."""
         count, begin, at_once = (
             self._buckets.counts[bucket],
@@ -309,7 +307,7 @@ class BucketSteps:
         # A last step of too few takes from the one before it, if that has at least two for each rank.
         gives = is_last & (self._buckets.batch_sizes[bucket] > 1) & (numbers > 0)
         starts = np.where(gives, np.minimum(starts, count - self._world_size), starts)
-        found: _Integers = np.minimum(starts, count)
+        found: Ints = np.minimum(starts, count)
         return found
 
     def batches(self, rank: int, begin: int, end: int) -> list[list[int]]:
@@ -327,7 +325,7 @@ class BucketSteps:
         """Records that all ranks have taken of the epoch after some steps."""
         return int(self._ends(step).sum())
 
-    def _ends(self, step: int) -> _Integers:
+    def _ends(self, step: int) -> Ints:
         """Where each bucket is after some steps."""
         taken = np.bincount(self._order[0][:step], minlength=len(self.num_steps))
         return self.starts(np.arange(len(taken)), taken)
@@ -340,7 +338,7 @@ def _checked(boundaries: Sequence[int]) -> list[int]:
     return found
 
 
-def best_boundaries(values: _Integers, counts: _Integers, num_buckets: int) -> list[int]:
+def best_boundaries(values: Ints, counts: Ints, num_buckets: int) -> list[int]:
     """The boundaries of at most so many buckets for which padding is least, where each record is as
     long as the longest of its bucket: by dynamic programming over the lengths, or about 500 of them.
 

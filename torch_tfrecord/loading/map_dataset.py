@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import accumulate, chain
 from operator import index as as_integer
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from torch_tfrecord.arguments import (
     HintsOfDataset,
     IndexPolicy,
     OnError,
+    PathLike,
     Paths,
     at_least,
     check_callable,
     check_compression_type,
 )
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Array, Ints, check_max_batch_bytes
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.error_log import RAISES, ErrorLog, ErrorReport, warn_of_no_records
 from torch_tfrecord.errors import RemoteError, TFRecordError
@@ -56,7 +55,6 @@ __all__ = [
     "usual_num_threads",
 ]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 # Several batches are loaded together if their records have no more.
 _MOST_BYTES = 64 << 20
 
@@ -236,10 +234,10 @@ class DatasetOptions(TypedDict, total=False):
     compression_type: str | None
     verify_crc: bool
     index: IndexPolicy
-    index_dir: str | os.PathLike[str] | None
+    index_dir: PathLike | None
     max_batch_bytes: int
     storage_options: Mapping[str, Any] | None
-    cache_dir: str | os.PathLike[str] | None
+    cache_dir: PathLike | None
     cache_bytes: int | None
     on_error: OnError
     max_errors: int | None
@@ -259,7 +257,7 @@ class MapDataset(StagedDataset):
     _maker: SampleMaker
     _record_files: RecordFiles
     _paths: Paths | None = None  # as given
-    _index_dir: str | os.PathLike[str] | None = None
+    _index_dir: PathLike | None = None
     # Called with the first records that could be parsed.
     _check_keys: Callable[[Any, Sequence[str], Access], None] | None = None
 
@@ -273,10 +271,10 @@ class MapDataset(StagedDataset):
         compression_type: str | None = "auto",
         verify_crc: bool = True,
         index: IndexPolicy = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
+        index_dir: PathLike | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: PathLike | None = None,
         cache_bytes: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
@@ -339,7 +337,7 @@ class MapDataset(StagedDataset):
     def _set_up(
         self,
         source: RecordFiles,
-        positions: Sequence[int] | npt.NDArray[np.int64] | None,
+        positions: Sequence[int] | Ints | None,
         maker: SampleMaker,
         max_batch_bytes: int,
     ) -> None:
@@ -422,7 +420,7 @@ class MapDataset(StagedDataset):
         self,
         records: PackedRecords | SingleRecords,
         batches: Sequence[Sequence[int]],
-        absolute: _Integers,
+        absolute: Ints,
     ) -> RecordRows:
         """The records of several batches with their keys and places."""
         keys = None
@@ -450,7 +448,7 @@ class MapDataset(StagedDataset):
         place = self._record_files.place(self._absolute(position))
         return place.path, place.position if place.offset is None else place.offset
 
-    def _block_starts(self, block_bytes: int) -> npt.NDArray[np.int64]:
+    def _block_starts(self, block_bytes: int) -> Ints:
         """Return the first position of each block of neighbouring records, which `shuffle="blocks"`
         shuffles.
 
@@ -463,7 +461,7 @@ class MapDataset(StagedDataset):
 
     # Questions that orders ask.
 
-    def _record_places(self, positions: Sequence[int]) -> tuple[_Integers, _Integers]:
+    def _record_places(self, positions: Sequence[int]) -> tuple[Ints, Ints]:
         """The file's number, and the offset in the file, of the records at several positions."""
         files, offsets, _ = self._record_files.table.find(self._absolutes(positions))
         return files, offsets
@@ -482,7 +480,7 @@ class MapDataset(StagedDataset):
 
     # From this dataset's positions to those over all files, called "absolute" here.
 
-    def _absolutes(self, positions: Sequence[int] | npt.NDArray[Any]) -> _Integers:
+    def _absolutes(self, positions: Sequence[int] | Array) -> Ints:
         native = native_module("frames")
         if native is not None and isinstance(positions, list):
             numbers = np.empty(len(positions), np.int64)
@@ -501,12 +499,12 @@ class MapDataset(StagedDataset):
             return np.array([self._absolute(position) for position in positions], dtype=np.int64)
         return self._choose(numbers)
 
-    def _choose(self, numbers: _Integers) -> _Integers:
+    def _choose(self, numbers: Ints) -> Ints:
         """The absolute positions of this dataset's positions, which must be from 0 to below its
         length.
         """
         if isinstance(self._positions, np.ndarray):
-            chosen: _Integers = self._positions[numbers]
+            chosen: Ints = self._positions[numbers]
             return chosen
         # The positions of a whole dataset are their own absolute ones: no copy.
         start, step = self._positions.start, self._positions.step

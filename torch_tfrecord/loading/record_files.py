@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import TFRecordError, outer_level
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import (
@@ -155,7 +155,7 @@ class RecordFiles:
             error.locate(path=self.table.files[file], position=number)
             raise
 
-    def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
+    def read_batch(self, positions: Ints) -> PackedRecords:
         """The payloads of several records, in few calls.
 
         Raises:
@@ -189,7 +189,7 @@ class RecordFiles:
     def _source(self, file: int) -> FileSource:
         return self._sources.find(file, self._open)
 
-    def _open_together(self, files: npt.NDArray[np.int64]) -> None:
+    def _open_together(self, files: Ints) -> None:
         """Open all files that are not, at once: each may take a request or two."""
         closed = [file for file in np.unique(files).tolist() if file not in self._sources]
         if len(closed) > 1:
@@ -226,7 +226,7 @@ class ArrayRecordFiles(RecordFiles):
         except TFRecordError as error:
             raise error.locate(path=self.table.files[file], position=number) from error.__cause__
 
-    def read_batch(self, positions: npt.NDArray[np.int64]) -> PackedRecords:
+    def read_batch(self, positions: Ints) -> PackedRecords:
         """The payloads of several records, in file order; see `RecordFiles`."""
         with Phase("read"):
             # Neighbours of a file share chunks, which are decompressed once.
@@ -263,7 +263,7 @@ class SingleRecords(Sequence[bytes]):
         positions: Their positions over all files.
     """
 
-    def __init__(self, files: RecordFiles, positions: npt.NDArray[np.int64]) -> None:
+    def __init__(self, files: RecordFiles, positions: Ints) -> None:
         self._files, self._positions = files, positions
 
     def __len__(self) -> int:

@@ -12,14 +12,12 @@ from contextvars import ContextVar
 from copy import copy
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import Paths, one_of
-from torch_tfrecord.batch_memory import BatchBudget, check_max_batch_bytes
+from torch_tfrecord.batch_memory import BatchBudget, Keys, check_max_batch_bytes
 from torch_tfrecord.columns import (
     Feature,
     RecordFeatures,
@@ -57,8 +55,6 @@ __all__ = [
     "transform_samples",
 ]
 
-_Keys: TypeAlias = "npt.NDArray[np.uint64]"
-
 
 class _Survey(Protocol):
     """Some records of files; see `tables.Survey`."""
@@ -81,7 +77,7 @@ class SampleParser(Protocol):
         """One sample."""
 
     def batches(
-        self, records: PackedRecords, keys: _Keys | None, borders: Sequence[int], /
+        self, records: PackedRecords, keys: Keys | None, borders: Sequence[int], /
     ) -> Sequence[Columns]:
         """The columns of several batches: all their records in a row, and the borders between
         batches.
@@ -94,7 +90,7 @@ class RecordRows(NamedTuple):
     """
 
     records: PackedRecords | Sequence[bytes]
-    keys: _Keys | None
+    keys: Keys | None
     place: Callable[[int], RecordPlace]
 
     def row(self, row: int) -> tuple[bytes, int, Callable[[], RecordPlace]]:

@@ -14,12 +14,13 @@ import os
 import zlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from torch_tfrecord.batch_memory import Array, Ints
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, is_remote, read_pieces
 from torch_tfrecord.records import (
@@ -44,7 +45,6 @@ __all__ = [
     "shard_row",
 ]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 KINDS = ("", "GZIP", "ZLIB", "SNAPPY")  # kinds of compression, by their numbers in a manifest
 SUFFIX = ".safetensors"
@@ -101,7 +101,7 @@ def shard_row(index: RecordIndex) -> ShardRow:
     return ShardRow(index._without_records(), _shorten(index.lengths))
 
 
-def _shorten(lengths: _Integers) -> npt.NDArray[np.integer[Any]]:
+def _shorten(lengths: Ints) -> npt.NDArray[np.integer[Any]]:
     return lengths.astype(np.uint32) if lengths.max(initial=0) < 1 << 32 else lengths
 
 
@@ -177,16 +177,16 @@ class Manifest:
         OSError: It cannot be opened or read.
     """
 
-    file_sizes: _Integers
-    stream_sizes: _Integers
-    num_records: _Integers
-    mtimes_ns: _Integers
-    fingerprints: _Integers
-    block_offsets: _Integers
+    file_sizes: Ints
+    stream_sizes: Ints
+    num_records: Ints
+    mtimes_ns: Ints
+    fingerprints: Ints
+    block_offsets: Ints
     compression: npt.NDArray[np.uint8]
     block_crcs: npt.NDArray[np.uint32]
-    first_records: _Integers
-    stream_starts: _Integers
+    first_records: Ints
+    stream_starts: Ints
 
     def __init__(
         self, path: str, access: Access = Access.DEFAULT, checksum: str | None = None
@@ -285,7 +285,7 @@ class Manifest:
         sizes = np.diff(self.read_borders(blocks)).ravel()[first % BLOCK_RECORDS :][: end - first]
         return ShardRow(self.facts(shard), _shorten(sizes - OVERHEAD_BYTES))
 
-    def read_borders(self, blocks: _Integers) -> _Integers:
+    def read_borders(self, blocks: Ints) -> Ints:
         """Where the records of some blocks are.
 
         Args:
@@ -312,7 +312,7 @@ class Manifest:
             self._fill(borders, number, lengths)
         return found
 
-    def _fill(self, borders: _Integers, number: int, lengths: npt.NDArray[Any]) -> None:
+    def _fill(self, borders: Ints, number: int, lengths: Array) -> None:
         got, expected = crc32c(lengths.data), self.block_crcs.item(number)
         if got != expected:
             text = f"expected block {number} with checksum {expected:08x}, got {got:08x}"

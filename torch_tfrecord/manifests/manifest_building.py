@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch_tfrecord.arguments import Paths
+from torch_tfrecord.arguments import PathLike, Paths
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, AtomicFile, RemoteInfo, is_remote, local_path, open_file
 from torch_tfrecord.manifests.manifest import (
@@ -48,7 +48,7 @@ class WrittenManifest(NamedTuple):
 
 def build_manifest(
     paths: Paths,
-    out: str | os.PathLike[str] | None = None,
+    out: PathLike | None = None,
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str:
@@ -90,7 +90,7 @@ def build_manifest(
 
 def write_manifest(
     paths: Paths,
-    out: str | os.PathLike[str] | None = None,
+    out: PathLike | None = None,
     *,
     index_dir: str | None = None,
     access: Access = Access.DEFAULT,

@@ -11,11 +11,12 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import IndexMismatchError, outer_level
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, open_file
 from torch_tfrecord.manifests.manifest import BLOCK_RECORDS, KINDS, Manifest, manifest_path
@@ -25,7 +26,6 @@ from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper, RecordIndex, Rec
 
 __all__ = ["ManifestTable"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _KEPT_BLOCKS = 2048  # takes 32 MiB in each process
 _BLOCKS_AT_ONCE = 256
@@ -50,7 +50,7 @@ class ManifestTable(RecordTable):
     def __init__(
         self,
         manifest: Manifest,
-        rows: _Integers,
+        rows: Ints,
         files: list[str],
         infos: Mapping[str, RemoteInfo],
         compression_type: str,
@@ -156,11 +156,11 @@ class ManifestTable(RecordTable):
         return facts._with_facts(mtime_ns=0) if self._is_copy else facts
 
     @property
-    def file_bytes(self) -> _Integers:
+    def file_bytes(self) -> Ints:
         """See `RecordTable`."""
         return self._manifest.stream_sizes[self._rows]
 
-    def find(self, positions: _Integers) -> tuple[_Integers, _Integers, _Integers]:
+    def find(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """See `RecordTable`.
 
         Raises:
@@ -180,7 +180,7 @@ class ManifestTable(RecordTable):
         number = position - (self._ends.item(file - 1) if file else 0)
         return file, number, begin - self._starts.item(file), end - begin - OVERHEAD_BYTES
 
-    def _near(self, file: int, offset: int, block_bytes: int) -> _Integers:
+    def _near(self, file: int, offset: int, block_bytes: int) -> Ints:
         manifest, row, start = self._manifest, self._rows.item(file), self._starts.item(file)
         # A file may have 10^8 records: only the manifest's blocks that reach into these bytes are
         # read.
@@ -192,7 +192,7 @@ class ManifestTable(RecordTable):
         begins, ends = self._borders_at(records)
         return np.append(begins, ends[-1:]) - start
 
-    def _borders_at(self, records: _Integers) -> tuple[_Integers, _Integers]:
+    def _borders_at(self, records: Ints) -> tuple[Ints, Ints]:
         """Where records begin and end, by their numbers in the manifest, in the streams of all its
         shards one after another.
         """
@@ -273,7 +273,7 @@ class _KeptBlocks:
         self._blocks = np.full(_KEPT_BLOCKS, -1, np.int64)
         self._lock = threading.Lock()
 
-    def find(self, records: _Integers) -> tuple[_Integers, _Integers, npt.NDArray[np.bool_]]:
+    def find(self, records: Ints) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Begins and ends of records if their blocks are here, and which are missing."""
         blocks, places = np.divmod(records, BLOCK_RECORDS)
         # One slot a block needs no list of what was used last, and forgets at random, as shuffled
@@ -292,14 +292,14 @@ class _KeptBlocks:
                 return None
             return self._borders.item(slot, place), self._borders.item(slot, place + 1)
 
-    def keep(self, blocks: _Integers, borders: _Integers) -> None:
+    def keep(self, blocks: Ints, borders: Ints) -> None:
         """Keep blocks in place of those that have their slots; of two for one slot, one."""
         slots, first = np.unique(blocks % len(self._blocks), return_index=True)
         with self._lock:
             self._blocks[slots], self._borders[slots] = blocks[first], borders[first]
 
 
-def _rows(manifest: Manifest, files: list[str]) -> _Integers | None:
+def _rows(manifest: Manifest, files: list[str]) -> Ints | None:
     """The row of each file; None if the manifest has none of them."""
     paths = manifest.paths()
     if paths == files:

@@ -12,11 +12,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple, Protocol, SupportsIndex, cast, overload
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
 from torch_tfrecord.arguments import at_least
+from torch_tfrecord.batch_memory import Array, Ints, Keys
 from torch_tfrecord.order.orders import BLOCK_BYTES
 from torch_tfrecord.random_stream import draw_salt, record_keys, salted_keys
 from torch_tfrecord.samples import SampleList, place_of
@@ -142,9 +142,7 @@ class DrawEpoch:
         """Choose the epoch, from 0."""
         self._number.fill_(at_least(0, "epoch", epoch))
 
-    def keys(
-        self, positions: Sequence[int], records: npt.NDArray[np.int64], *seeds: int
-    ) -> npt.NDArray[np.uint64]:
+    def keys(self, positions: Sequence[int], records: Ints, *seeds: int) -> Keys:
         """Keys for the random draws of a batch: by its own epoch or salt if it has one.
 
         Args:
@@ -339,7 +337,7 @@ class Leaves:
         parts = [(part, part.read()) for part in self.parts(self.salted(positions))]
         return Part.join(parts, len(positions))
 
-    def lengths(self, name: str | None) -> npt.NDArray[Any]:
+    def lengths(self, name: str | None) -> Array:
         """The length of each record, in bytes or (a name) by a column of the index: [N].
 
         Raises:
@@ -347,18 +345,18 @@ class Leaves:
             TypeError: The dataset does not know them.
         """
 
-        def read(leaf: Any) -> npt.NDArray[Any]:
+        def read(leaf: Any) -> Array:
             if not hasattr(leaf, "_record_lengths"):
                 raise TypeError(
                     "expected a TFRecordDataset, or a Subset or ConcatDataset of these, to know the lengths of "
                     f"records, got {type(leaf).__name__}: pass lengths=, one integer for each"
                 )
-            found: npt.NDArray[Any] = leaf._record_lengths(name)
+            found: Array = leaf._record_lengths(name)
             return found
 
         return self._joined(read)
 
-    def places(self) -> npt.NDArray[Any] | None:
+    def places(self) -> Array | None:
         """Where the samples are; None unless known for all of them and the same in each epoch.
 
         Returns:
@@ -369,18 +367,18 @@ class Leaves:
             return None
         numbers = {id(store): number << 32 for number, store in enumerate(self.stores)}
 
-        def read(leaf: Any) -> npt.NDArray[Any]:
+        def read(leaf: Any) -> Array:
             files, offsets = leaf._record_places(range(len(leaf)))
             return np.stack((files + numbers[id(leaf._record_files)], offsets), axis=1)
 
         return self._joined(read)
 
-    def _joined(self, read: Callable[[Any], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def _joined(self, read: Callable[[Any], Array]) -> Array:
         """One row for each sample, read from its leaf, in the order of the samples here."""
         dataset = self._dataset
         if self._inside is None:
             return read(dataset)
-        found: npt.NDArray[Any] = np.ma.concatenate([each._joined(read) for each in self._each])
+        found: Array = np.ma.concatenate([each._joined(read) for each in self._each])
         is_part = isinstance(dataset, Subset)
         return found[np.asarray(dataset.indices, np.int64)] if is_part else found
 

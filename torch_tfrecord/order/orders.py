@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.native import native_module
 from torch_tfrecord.random_stream import RandomStream
 
@@ -18,7 +21,7 @@ __all__ = [
     "cumulated",
 ]
 
-_Positions = npt.NDArray[np.int64]
+_Floats: TypeAlias = "npt.NDArray[np.float64]"
 
 BLOCK_BYTES = 4 << 20
 """The size of a block: a hard disk seeks in a fraction of the time that it takes to read these."""
@@ -82,7 +85,7 @@ class Permutation:
             position = self._walk(position)
         return position
 
-    def positions(self, places: _Positions) -> _Positions:
+    def positions(self, places: Ints) -> Ints:
         """The positions at these places, which must be from 0 to n - 1 (not checked): int64, of the
         same shape.
         """
@@ -118,7 +121,7 @@ def _scramble(half: int, key: int) -> int:
     return (z ^ z >> 32) * _SECOND_FACTOR & _UINT64
 
 
-def cumulated(weights: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def cumulated(weights: npt.ArrayLike) -> _Floats:
     """The cumulative sums of the weights, for `WeightedDraws`.
 
     Raises:
@@ -150,22 +153,22 @@ class WeightedDraws:
         [0, 2, 2]
     """
 
-    def __init__(self, sums: npt.NDArray[np.float64], *seeds: int) -> None:
+    def __init__(self, sums: _Floats, *seeds: int) -> None:
         self._sums = sums
         self._stream = RandomStream(*seeds)
         # Rounding may bring a draw up to the whole sum; it then means the last position with a
         # weight above 0.
         self._last = int(np.searchsorted(sums, sums[-1])) if sums.size else 0
 
-    def positions(self, places: _Positions) -> _Positions:
+    def positions(self, places: Ints) -> Ints:
         """The positions drawn at these places: int64, of the same shape."""
         uniform = (self._stream.numbers_at(places.astype(np.uint64)) >> np.uint64(11)) * 2.0**-53
         drawn = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
-        positions: _Positions = np.minimum(drawn, self._last).astype(np.int64)
+        positions: Ints = np.minimum(drawn, self._last).astype(np.int64)
         return positions
 
 
-def balanced_weights(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def balanced_weights(labels: npt.ArrayLike) -> _Floats:
     """Return weights that make `RecordSampler` draw every label equally often: 1 / the number of
     records with it.
 
@@ -183,13 +186,11 @@ def balanced_weights(labels: npt.ArrayLike) -> npt.NDArray[np.float64]:
     if array.ndim != 1:
         raise ValueError(f"labels must have one dimension, got shape {list(array.shape)}")
     _, classes, counts = np.unique(array, return_inverse=True, return_counts=True)
-    weights: npt.NDArray[np.float64] = 1.0 / counts[classes]
+    weights: _Floats = 1.0 / counts[classes]
     return weights
 
 
-def block_starts(
-    files: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], block_bytes: int
-) -> _Positions:
+def block_starts(files: Ints, offsets: Ints, block_bytes: int) -> Ints:
     """The first position of each block: records of one file that begin in the same `block_bytes`
     bytes of it.
 
@@ -233,11 +234,11 @@ class BlockShuffle:
 
     def __init__(
         self,
-        starts: _Positions,
+        starts: Ints,
         num_positions: int,
         *seeds: int,
         window_blocks: int,
-        by_file: _Positions | None = None,
+        by_file: Ints | None = None,
     ) -> None:
         order = Permutation(len(starts), *seeds, 0).positions(np.arange(len(starts)))
         last_blocks = np.arange(window_blocks - 1, len(starts) + window_blocks - 1, window_blocks)
@@ -252,7 +253,7 @@ class BlockShuffle:
         self._window_ends = self._ends[last_blocks]
         self._last_window: tuple[int, Permutation] | None = None
 
-    def positions(self, places: _Positions) -> _Positions:
+    def positions(self, places: Ints) -> Ints:
         """The positions at these places, which must be from 0 to len - 1 (not checked): int64, of
         the same shape.
         """

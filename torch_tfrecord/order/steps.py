@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from torch_tfrecord.arguments import Shuffle, at_least, integer, true_or_false
+from torch_tfrecord.batch_memory import Array, Ints
 from torch_tfrecord.order.leaves import Leaves
 from torch_tfrecord.order.orders import (
     BLOCK_BYTES,
@@ -38,7 +39,6 @@ __all__ = [
     "digest",
 ]
 
-_Integers = npt.NDArray[np.int64]
 
 # Computed at once, in whole batches: at the beginning, and later.
 _FIRST_POSITIONS, _CHUNK_POSITIONS = 64, 4096
@@ -327,7 +327,7 @@ class RecordOrder:
             self._make = partial(Permutation, self.num_records)
         self._last: tuple[int, _Order | None] = (-1, None)  # the latest, and its epoch
 
-    def at(self, places: _Integers, epoch: int) -> _Integers:
+    def at(self, places: Ints, epoch: int) -> Ints:
         """The positions at some places of an epoch's order."""
         if self._make is None:
             return places
@@ -411,7 +411,7 @@ class RecordSteps:
 
 def find_blocks(
     dataset: Any, block_bytes: int, window_blocks: int
-) -> tuple[_Integers, int, _Integers | None]:
+) -> tuple[Ints, int, Ints | None]:
     """The blocks of a dataset of TFRecord files or of nested datasets.
 
     Returns:
@@ -437,7 +437,7 @@ def find_blocks(
     return starts, window_blocks, by_file
 
 
-def digest(content: npt.NDArray[Any] | str) -> str:
+def digest(content: Array | str) -> str:
     """A short digest of an array's or a text's contents, the same on every machine."""
     if isinstance(content, str):
         data = content.encode("utf-8", "surrogateescape")

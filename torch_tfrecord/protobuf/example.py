@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import Encoder, WritableSpec
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.messages import (
@@ -48,9 +49,9 @@ __all__ = [
     "join_arrays",
 ]
 
-Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes]"
+Values: TypeAlias = "Ints | npt.NDArray[np.float32] | list[bytes]"
 # See `TFRecordWriter.write_columns`.
-_Lists: TypeAlias = "tuple[str, Any, Any, npt.NDArray[np.int64], npt.NDArray[np.bool_]]"
+_Lists: TypeAlias = "tuple[str, Any, Any, Ints, npt.NDArray[np.bool_]]"
 _Encoders: TypeAlias = "dict[str, tuple[str, Encoder]]"
 _Array: TypeAlias = "npt.NDArray[np.generic]"
 _Entry = TypeVar("_Entry")
@@ -194,7 +195,7 @@ class RowEncoder:
 
     def encode_columns(
         self, lists: Mapping[str, _Lists], num_rows: int, number: int
-    ) -> tuple[memoryview, npt.NDArray[np.int64]] | None:
+    ) -> tuple[memoryview, Ints] | None:
         """The framed records of columns of rows from this number on, and the lengths of their
         payloads; None without the compiled core, or with specs: see `rows_of`.
 
@@ -385,7 +386,7 @@ def decode_sequence_example(
     return _decode_map(message.context.feature), steps
 
 
-def join_arrays(messages: Sequence[ListMessage]) -> npt.NDArray[np.int64] | npt.NDArray[np.float32]:
+def join_arrays(messages: Sequence[ListMessage]) -> Ints | npt.NDArray[np.float32]:
     """Concatenate Int64List or FloatList messages of one kind into a new 1-D array, bit for bit."""
     if isinstance(messages[0], FloatList):
         return np.frombuffer(b"".join(map(_float_bytes, messages)), dtype="<f4").astype(np.float32)
@@ -502,7 +503,7 @@ def _find_kind(cls: type) -> str | None:
 _kind_of: Callable[[type], str | None] = functools.lru_cache(maxsize=256)(_find_kind)
 
 
-def _int_leaves(values: Sequence[Any]) -> npt.NDArray[np.int64]:
+def _int_leaves(values: Sequence[Any]) -> Ints:
     found = [*map(int, values)]
     try:
         return np.array(found, np.int64)

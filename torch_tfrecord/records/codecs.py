@@ -7,11 +7,9 @@ offsets refer to the decompressed stream.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, Protocol, cast
 
-import numpy as np
-import numpy.typing as npt
-
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import FileSource
@@ -22,8 +20,6 @@ __all__ = ["DETECTED_BYTES", "Gap", "Packer", "Packing", "SeekPoints", "codecs",
 
 DETECTED_BYTES = 64
 """First bytes of a file by which its compression is detected."""
-
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class SeekPoints(Protocol):
@@ -113,7 +109,7 @@ class Codecs(Protocol):
 
     def members(
         self, file: FileSource, points_ratio: float
-    ) -> tuple[_Integers, SeekPoints | None] | None:
+    ) -> tuple[Ints, SeekPoints | None] | None:
         """Payload lengths of all records, int64 [N], and the seek points, if the headers of all
         gzip members say them.
         """

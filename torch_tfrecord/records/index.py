@@ -8,7 +8,6 @@ happens to look like a record.
 from __future__ import annotations
 
 import copy
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -18,10 +17,10 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.arguments import check_compression_type
+from torch_tfrecord.arguments import PathLike, check_compression_type
+from torch_tfrecord.batch_memory import Array, Ints
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.extensions import attached, is_there
 from torch_tfrecord.files import (
@@ -96,8 +95,8 @@ class RecordIndex:
             file.
     """
 
-    offsets: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
+    offsets: Ints
+    lengths: Ints
     file_size: int
     compression_type: str = ""
     mtime_ns: int = 0
@@ -162,7 +161,7 @@ class RecordIndex:
         return self._points
 
     @property
-    def columns(self) -> Mapping[str, npt.NDArray[Any]]:
+    def columns(self) -> Mapping[str, Array]:
         """See the class."""
         return {name: column.array() for name, column in self._kept.items()}
 
@@ -261,7 +260,7 @@ class RecordIndex:
         """First byte of a record's payload, if `_has_ranges`."""
         return int(self.offsets[number]) + HEADER_BYTES
 
-    def _borders(self) -> npt.NDArray[np.int64]:
+    def _borders(self) -> Ints:
         """The offset of each record, and the end of the last: int64 [N + 1]."""
         end = self.offsets[-1] + self.lengths[-1] + OVERHEAD_BYTES if len(self) else 0
         return np.append(self.offsets, end)
@@ -300,7 +299,7 @@ class RecordIndex:
         facts = cls._bare(source.file_size, "ARRAY_RECORD", source.mtime_ns, source.fingerprint())
         return facts._with_facts(offsets=borders[:-1], lengths=np.diff(borders) - OVERHEAD_BYTES)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: PathLike) -> None:
         """Write the index as a safetensors file; it appears complete or not at all.
 
         The file has the arrays ``offsets`` and ``lengths`` (int64), the seek points of a
@@ -336,7 +335,7 @@ class RecordIndex:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+        cls, path: PathLike, *, storage_options: Mapping[str, Any] | None = None
     ) -> RecordIndex:
         """Read an index that `save` wrote, and check all of it but its data file.
 
@@ -385,8 +384,8 @@ class RecordIndex:
                 path=file.path,
             )
         # Starts with an empty one, as nothing cannot be concatenated.
-        offsets: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-        lengths: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+        offsets: list[Ints] = [np.empty(0, np.int64)]
+        lengths: list[Ints] = [np.empty(0, np.int64)]
         may_jump = (
             trusts_members and found == "GZIP" and not is_remote(file.path) and reader is None
         )
@@ -451,9 +450,7 @@ class RecordIndex:
         return index._of_version(data) if is_remote(data.path) else index
 
     @classmethod
-    def from_tfrecord2idx(
-        cls, path: str | os.PathLike[str], data_path: str | os.PathLike[str]
-    ) -> RecordIndex:
+    def from_tfrecord2idx(cls, path: PathLike, data_path: PathLike) -> RecordIndex:
         """Read the text index of DALI's or vahidk's ``tfrecord2idx``: lines of ``<offset> <payload
         + 16>``.
 
@@ -487,7 +484,7 @@ class RecordIndex:
             error.locate(path=name)
             raise
 
-    def to_tfrecord2idx(self, path: str | os.PathLike[str]) -> None:
+    def to_tfrecord2idx(self, path: PathLike) -> None:
         """Write the text index that DALI and vahidk/tfrecord read: one line ``<offset> <payload +
         16>`` a record.
 
@@ -509,7 +506,7 @@ class RecordIndex:
 class _Column(Protocol):
     """A column that an index keeps."""
 
-    def array(self) -> npt.NDArray[Any]:
+    def array(self) -> Array:
         """Its values; see `RecordIndex.columns`."""
 
 
@@ -551,9 +548,7 @@ def _place(block: Block, path: str, row: int) -> RecordPlace:
     return RecordPlace(path, int(block.offsets[row]), block.position + row)
 
 
-def _check_contiguous(
-    offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], size: int | None
-) -> None:
+def _check_contiguous(offsets: Ints, lengths: Ints, size: int | None) -> None:
     if offsets.ndim != 1 or offsets.shape != lengths.shape:
         raise IndexMismatchError(
             f"expected offsets and lengths of one size, got {offsets.shape} and {lengths.shape}"
@@ -675,7 +670,7 @@ def _stored_columns(extra: _KeptExtra, described: str, num_records: int) -> Mapp
     return {}
 
 
-def _parse_text(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _parse_text(text: bytes) -> tuple[Ints, Ints]:
     if b"\r" in text:
         raise IndexMismatchError("expected lines that end as on Unix, got carriage returns")
     words = text.split()

@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar, get_args
 
 from filelock import FileLock, Timeout
 
-from torch_tfrecord.arguments import IndexPolicy, one_of
+from torch_tfrecord.arguments import IndexPolicy, PathLike, one_of
 from torch_tfrecord.errors import (
     CompressionError,
     CorruptRecordError,
@@ -92,7 +92,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
     _advice = "build it with `tfrecord index`, or use index='auto'"
     _suffix = ""  # makes the data file's path the one that the sidecar is kept for
 
-    def __init__(self, policy: IndexPolicy, index_dir: str | os.PathLike[str] | None) -> None:
+    def __init__(self, policy: IndexPolicy, index_dir: PathLike | None) -> None:
         one_of("index", policy, *get_args(IndexPolicy))
         self.policy = policy
         self.index_dir = None if index_dir is None else local_path(index_dir)
@@ -276,7 +276,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
         self,
         policy: IndexPolicy = "auto",
         *,
-        index_dir: str | os.PathLike[str] | None = None,
+        index_dir: PathLike | None = None,
         verify_crc: bool = True,
         compression_type: str = "auto",
         access: Access = Access.DEFAULT,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.framing import (
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedRecords", "Walk", "are_good", "walk"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 _Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 
@@ -42,8 +42,8 @@ class Walk(NamedTuple):
             buffer.
     """
 
-    starts: _Integers
-    lengths: _Integers
+    starts: Ints
+    lengths: Ints
     used: int
     next_length: int | None
     problem: CorruptRecordError | None
@@ -141,8 +141,8 @@ class PackedRecords(Sequence[memoryview]):
     def __init__(
         self,
         buffer: _Bytes | npt.NDArray[np.uint8],
-        starts: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.int64],
+        starts: Ints,
+        lengths: Ints,
         job: Job | None = None,
         again: Callable[[], PackedRecords] | None = None,
     ) -> None:

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
-from torch_tfrecord.arguments import Paths, nearest
+from torch_tfrecord.arguments import PathLike, Paths, nearest
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, local_path, open_file, open_path
@@ -186,7 +186,7 @@ def found_files(
     ), remote.infos if remote else {}
 
 
-def _checked(paths: object) -> Iterable[str | os.PathLike[str]]:
+def _checked(paths: object) -> Iterable[PathLike]:
     if isinstance(paths, (bytes, bytearray)) or not isinstance(paths, Iterable):
         raise TypeError(f"paths must be a path or a list of paths, got {type(paths).__name__}")
     items = list(paths)

@@ -12,9 +12,9 @@ from itertools import chain
 from typing import Any, BinaryIO, TypeAlias, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from torch_tfrecord.arguments import OnError, Paths, check_compression_type, one_of
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import (
     CorruptRecordError,
     IndexMismatchError,
@@ -46,7 +46,6 @@ from torch_tfrecord.shown import printable
 
 __all__ = ["RecordReader", "read_blocks", "read_records"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 _ReadTogether: TypeAlias = (
     "Callable[[Sequence[tuple[FileSource, int, int, int, int]], memoryview], None]"
 )
@@ -256,9 +255,9 @@ class RecordReader:
     def read_batch(
         self,
         source_of: Callable[[int], FileSource],
-        files: _Integers,
-        offsets: _Integers,
-        lengths: _Integers,
+        files: Ints,
+        offsets: Ints,
+        lengths: Ints,
         blocks: _ReadTogether | None = None,
     ) -> PackedRecords:
         """Read records of several files, in the requested order; a record may be requested more

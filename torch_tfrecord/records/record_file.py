@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import name_path
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import (
@@ -84,7 +84,7 @@ class RecordFile:
         if self._lengths is not None:
             self._lengths.append(length)
 
-    def write_framed(self, records: memoryview, lengths: npt.NDArray[np.int64]) -> None:
+    def write_framed(self, records: memoryview, lengths: Ints) -> None:
         """Append records that are framed already, one after the other.
 
         Args:
@@ -180,9 +180,7 @@ class RecordFile:
             self.index.discard()
 
 
-def split_records(
-    records: memoryview, lengths: npt.NDArray[np.int64]
-) -> Iterator[tuple[memoryview, int]]:
+def split_records(records: memoryview, lengths: Ints) -> Iterator[tuple[memoryview, int]]:
     """Each of some framed records, and the length of its payload."""
     end = 0
     for length in lengths.tolist():

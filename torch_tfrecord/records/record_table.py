@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from torch_tfrecord.arguments import Paths
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.extensions import attached, is_there
 from torch_tfrecord.files import Access, RemoteInfo
 from torch_tfrecord.native import native_module
@@ -22,7 +22,6 @@ from torch_tfrecord.records.paths import found_files, named_manifest
 
 __all__ = ["RecordTable"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _POSITIONS_AT_ONCE = 1 << 20  # looked up together where all are gone through: some tens of MiB
 
@@ -47,7 +46,7 @@ class RecordTable:
     files: list[str]
     first_compressed: str | None
     damaged: Sequence[int]
-    _ends: _Integers  # the position after the last record of each file
+    _ends: Ints  # the position after the last record of each file
 
     def __init__(self, files: Sequence[str], indexes: Iterable[RecordIndex]) -> None:
         self.files, self._facts = [*files], list[RecordIndex]()
@@ -102,16 +101,16 @@ class RecordTable:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
-    def file_bytes(self) -> _Integers:
+    def file_bytes(self) -> Ints:
         """Bytes of each file, decompressed: int64 [F]."""
-        found: _Integers = self._borders[self._ends + np.arange(len(self._ends))]
+        found: Ints = self._borders[self._ends + np.arange(len(self._ends))]
         return found
 
     def facts(self, file: int) -> RecordIndex:
         """The index of a file without the records, with which it is compared when it is opened."""
         return self._facts[file]
 
-    def find(self, positions: _Integers) -> tuple[_Integers, _Integers, _Integers]:
+    def find(self, positions: Ints) -> tuple[Ints, Ints, Ints]:
         """Where N records are, by positions from 0 to len - 1, in any order.
 
         Returns:
@@ -141,7 +140,7 @@ class RecordTable:
         number = position - (ends[file - 1] if file else 0)
         return file, number, offset, entry(position + file + 1) - offset - OVERHEAD_BYTES
 
-    def numbers(self, positions: _Integers, files: _Integers) -> _Integers:
+    def numbers(self, positions: Ints, files: Ints) -> Ints:
         """The number in its file of each record, by its position and its file."""
         return positions - np.insert(self._ends, 0, 0)[files]
 
@@ -155,14 +154,14 @@ class RecordTable:
             first -= 1
         return int(borders[first]), int(borders[min(end, len(borders) - 1)])
 
-    def _near(self, file: int, offset: int, block_bytes: int) -> _Integers:
+    def _near(self, file: int, offset: int, block_bytes: int) -> Ints:
         """Where some neighbouring records of a file begin, those in the block of an offset among
         them, and where the last of them ends.
         """
         first = (self._ends_list[file - 1] if file else 0) + file
         return self._borders[first : self._ends_list[file] + file + 1]
 
-    def block_starts(self, positions: range | _Integers, block_bytes: int) -> _Integers:
+    def block_starts(self, positions: range | Ints, block_bytes: int) -> Ints:
         """Where each block begins in a sequence of positions; see `order.block_starts`."""
         found = [np.empty(0, np.int64)]
         for begin in range(0, len(positions), _POSITIONS_AT_ONCE):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.batch_memory import scratch_bytes
+from torch_tfrecord.batch_memory import Ints, scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
 from torch_tfrecord.files import FileSource, LocalFile
 from torch_tfrecord.native import native_module
@@ -34,7 +34,6 @@ from torch_tfrecord.records.packed_records import PackedRecords, walk
 __all__ = ["Block", "RecordScanner", "SkippedBytes", "offset_note"]
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 # Bytes used to guess the type of a file that is not a TFRecord file.
 _GUESS_BYTES = 64
@@ -61,8 +60,8 @@ class Block(NamedTuple):
     """
 
     position: int
-    offsets: _Integers
-    lengths: _Integers
+    offsets: Ints
+    lengths: Ints
     records: PackedRecords | None
 
     @property
@@ -236,7 +235,7 @@ class RecordScanner:
             if started is None:
                 buffer, found, job = self._reading(source, 0)
 
-    def _reading(self, source: LocalFile, taken: int) -> tuple[_Bytes, _Integers, Any]:
+    def _reading(self, source: LocalFile, taken: int) -> tuple[_Bytes, Ints, Any]:
         """The buffer of the next block, the places of its records, and the job that finds them.
 
         Args:
@@ -280,9 +279,7 @@ class RecordScanner:
             self._held_begin, at = offset, 0
         return self._held[at : at + num_bytes]
 
-    def _block(
-        self, offsets: _Integers, lengths: _Integers, records: PackedRecords | None
-    ) -> Block:
+    def _block(self, offsets: Ints, lengths: Ints, records: PackedRecords | None) -> Block:
         """Return the next block, and advance the scan past it."""
         block = Block(self._position, offsets, lengths, records)
         self._mean = int(lengths.mean()) + OVERHEAD_BYTES + 1

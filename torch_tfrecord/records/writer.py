@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.arguments import WritableSpec, at_least, check_compression_type, knows_keywords
+from torch_tfrecord.arguments import (
+    PathLike,
+    WritableSpec,
+    at_least,
+    check_compression_type,
+    knows_keywords,
+)
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.files import Access, AtomicFile, is_remote, local_path
 from torch_tfrecord.protobuf import RowEncoder
@@ -98,7 +105,7 @@ class _Writer(ABC):
 
     def write_columns(
         self,
-        lists: Mapping[str, tuple[str, Any, Any, npt.NDArray[np.int64], npt.NDArray[np.bool_]]],
+        lists: Mapping[str, tuple[str, Any, Any, Ints, npt.NDArray[np.bool_]]],
         num_rows: int,
     ) -> None:
         """Append an Example for each row of some columns, as `write_arrow` does.
@@ -127,7 +134,7 @@ class _Writer(ABC):
                     self._write_framed(*found)
                 del found  # it is the encoder's memory
 
-    def _write_framed(self, records: memoryview, lengths: npt.NDArray[np.int64]) -> None:
+    def _write_framed(self, records: memoryview, lengths: Ints) -> None:
         for record, length in split_records(records, lengths):
             self._shard_for(length).write(record, is_framed=True)
             self._count += 1
@@ -287,7 +294,7 @@ class TFRecordWriter(_Writer):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: PathLike,
         *,
         compression_type: str | None = "auto",
         compression_level: int | None = None,
@@ -309,7 +316,7 @@ class TFRecordWriter(_Writer):
     def _shard_for(self, length: int) -> RecordFile:
         return self._file
 
-    def _write_framed(self, records: memoryview, lengths: npt.NDArray[np.int64]) -> None:
+    def _write_framed(self, records: memoryview, lengths: Ints) -> None:
         self._file.write_framed(records, lengths)
         self._count += len(lengths)
 
@@ -357,7 +364,7 @@ class ShardedTFRecordWriter(_Writer):
 
     def __init__(
         self,
-        prefix: str | os.PathLike[str],
+        prefix: PathLike,
         *,
         num_shards: int | None = None,
         max_shard_bytes: int | None = None,

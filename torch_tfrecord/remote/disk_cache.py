@@ -31,7 +31,7 @@ from typing import TypeAlias
 
 from crc32c import crc32c
 
-from torch_tfrecord.arguments import at_least
+from torch_tfrecord.arguments import PathLike, at_least
 from torch_tfrecord.errors import outer_level
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote.store import FileRange, RemotePart
@@ -119,9 +119,7 @@ class DiskCache:
         ValueError: `max_bytes` is below 16 KiB.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str], max_bytes: int | None = None, *, group: str = ""
-    ) -> None:
+    def __init__(self, folder: PathLike, max_bytes: int | None = None, *, group: str = "") -> None:
         self.folder = os.path.abspath(os.path.expanduser(folder))
         self._max_bytes = (
             None if max_bytes is None else at_least(LEAST_BYTES, "cache_bytes", max_bytes)
@@ -396,7 +394,7 @@ def _folders(path: str) -> list[str]:
     return glob.glob(f"{glob.escape(path)}/{'[0-9a-f]' * 32}")
 
 
-def cache_info(folder: str | os.PathLike[str], *, clears: bool = False) -> CacheInfo | None:
+def cache_info(folder: PathLike, *, clears: bool = False) -> CacheInfo | None:
     """The content of a folder's cache; None where there is none.
 
     Args:

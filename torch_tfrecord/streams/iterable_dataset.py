@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch_tfrecord.arguments import (
     HintsOfDataset,
     OnError,
+    PathLike,
     Paths,
     at_least,
     check_callable,
@@ -125,7 +126,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         max_errors: int | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, Any] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: PathLike | None = None,
         cache_bytes: int | None = None,
     ) -> None:
         super().__init__()

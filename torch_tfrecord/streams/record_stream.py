@@ -13,17 +13,15 @@ from itertools import chain, islice, repeat
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import get_worker_info
 
-from torch_tfrecord.batch_memory import scratch_bytes
+from torch_tfrecord.batch_memory import Ints, scratch_bytes
 from torch_tfrecord.per_process import num_processors
 from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.records import Block, PackedRecords
 
 __all__ = ["Piece", "RecordGroup", "RecordStream", "deal_out"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _Made = TypeVar("_Made")
 _ReadBlocks: TypeAlias = Callable[..., Iterator[Block]]
@@ -51,7 +49,7 @@ class Piece(NamedTuple):
     first: int = 0
     picked: Sequence[int] | None = None
 
-    def numbers(self, begin: int, end: int) -> _Integers:
+    def numbers(self, begin: int, end: int) -> Ints:
         """The numbers of its records from one number up to another."""
         begin = max(begin, self.first)
         if self.picked is not None:
@@ -115,11 +113,11 @@ class RecordGroup(NamedTuple):
     """
 
     records: PackedRecords
-    files: _Integers
-    offsets: _Integers
-    numbers: _Integers
+    files: Ints
+    offsets: Ints
+    numbers: Ints
 
-    def part(self, rows: slice | _Integers) -> RecordGroup:
+    def part(self, rows: slice | Ints) -> RecordGroup:
         """Some of the records, not copied."""
         found = self.records
         records = PackedRecords(found.buffer, found.starts[rows], found.lengths[rows])
@@ -131,7 +129,7 @@ class RecordGroup(NamedTuple):
 
     @classmethod
     def of(
-        cls, payloads: Sequence[bytes | memoryview], *places: Sequence[int] | _Integers
+        cls, payloads: Sequence[bytes | memoryview], *places: Sequence[int] | Ints
     ) -> RecordGroup:
         """Payloads, joined to one buffer, and the places of their records."""
         lengths = np.array([*map(len, payloads)], dtype=np.int64)

@@ -8,7 +8,6 @@ stored. docs/dataframes.md has the table of types.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from torch_tfrecord.arguments import PathLike
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns import (
     Feature,
@@ -304,7 +304,7 @@ def _sparse_array(value: Any, kind: pa.DataType, num_rows: int) -> pa.Array:
 
 def write_arrow(
     batches: Any,
-    path_or_prefix: str | os.PathLike[str],
+    path_or_prefix: PathLike,
     *,
     features: Mapping[str, Feature] | None = None,
     num_shards: int | None = None,

@@ -6,13 +6,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from torch_tfrecord.arguments import Paths, check_compression_type
+from torch_tfrecord.arguments import PathLike, Paths, check_compression_type
 from torch_tfrecord.columns import Nested, VarLenFeature, make_parser
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, local_path, open_file
@@ -26,7 +25,6 @@ from torch_tfrecord.tables.kept_columns import KeptColumn, KeptColumns
 
 __all__ = ["DTYPES", "ExampleColumns", "build_index"]
 
-_Ints: TypeAlias = "npt.NDArray[np.int64]"
 DTYPES: dict[str, DType] = {
     "int64_list": torch.int64,
     "float_list": torch.float32,
@@ -159,7 +157,7 @@ def build_index(
     verify_crc: bool = True,
     compression_type: str | None = "auto",
     index_bytes_ratio: float = 0.005,
-    index_dir: str | os.PathLike[str] | None = None,
+    index_dir: PathLike | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RecordIndex | Any:
     """Find every record of a file, or of several, by reading each once; without `verify_crc` only

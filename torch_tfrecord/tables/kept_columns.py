@@ -18,12 +18,13 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from torch_tfrecord.batch_memory import Array, Ints
 from torch_tfrecord.errors import IndexMismatchError
 
 __all__ = ["KeptColumn", "KeptColumns", "StoredColumns"]
 
 _Mask: TypeAlias = "npt.NDArray[np.bool_]"
-Wanted: TypeAlias = "object | Iterable[object] | Callable[[npt.NDArray[Any]], _Mask]"
+Wanted: TypeAlias = "object | Iterable[object] | Callable[[Array], _Mask]"
 """What a column is searched for."""
 
 _INTEGERS = ("<i1", "<i2", "<i4", "<i8")
@@ -42,7 +43,7 @@ class KeptColumn:
         strings: The distinct strings, sorted; None for numbers.
     """
 
-    values: npt.NDArray[Any]
+    values: Array
     missing: _Mask | None = None
     strings: tuple[bytes, ...] | None = None
 
@@ -53,7 +54,7 @@ class KeptColumn:
             return "strings"
         return "floats" if self.values.dtype == np.float32 else "integers"
 
-    def array(self) -> npt.NDArray[Any]:
+    def array(self) -> Array:
         """The values: int64, float32, or str (bytes, if one is not UTF-8); a masked array if some
         are missing.
         """
@@ -88,7 +89,7 @@ class KeptColumn:
         except ValueError as error:
             raise ValueError(f"column {name!r}: expected {self.kind}, got {text!r}") from error
 
-    def take(self, numbers: slice | npt.NDArray[np.int64]) -> KeptColumn:
+    def take(self, numbers: slice | Ints) -> KeptColumn:
         """The column of some of the records."""
         missing = None if self.missing is None else self.missing[numbers]
         return KeptColumn(self.values[numbers], missing, self.strings)

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least, knows_keywords
+from torch_tfrecord.batch_memory import Array, Ints
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError, TFRecordError
 from torch_tfrecord.loading import (
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TFRecordDataset"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _LENGTHS_AT_ONCE = 1 << 20  # some tens of MiB
 _MOST_BYTES = (1 << 31) - 1
@@ -122,7 +122,7 @@ class TFRecordDataset(MapDataset):
         self._kept_columns, self._scanned = {}, {}
         self._check_keys = KeyCheck(self._maker.parser)
 
-    def _part(self, positions: range | _Integers) -> Self:
+    def _part(self, positions: range | Ints) -> Self:
         part = super()._part(positions)
         part._scanned = {}
         return part
@@ -173,7 +173,7 @@ class TFRecordDataset(MapDataset):
 
     # By the columns of the index.
 
-    def column(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str) -> Array:
         """Return a column that the index keeps (see `build_index`), without reading a record.
 
         Returns:
@@ -211,7 +211,7 @@ class TFRecordDataset(MapDataset):
         found, own = self.find(name, value), self._positions
         return self._part(found * own.step + own.start if isinstance(own, range) else own[found])
 
-    def find(self, name: str, value: Wanted) -> _Integers:
+    def find(self, name: str, value: Wanted) -> Ints:
         """Return the positions of the records that `where` selects: int64, ascending."""
         return np.flatnonzero(self._searched(name).matches(value, name))
 
@@ -250,7 +250,7 @@ class TFRecordDataset(MapDataset):
         self._errors.tell()
         return columns.columns()[key]
 
-    def _place(self, rows: _Integers, row: int) -> RecordPlace:
+    def _place(self, rows: Ints, row: int) -> RecordPlace:
         return self._record_files.place(int(self._positions[rows[row]]))
 
     def _kept(self, name: str) -> KeptColumn:
@@ -261,7 +261,7 @@ class TFRecordDataset(MapDataset):
             self._kept_columns[name] = _kept_column(self._record_files, name)
         return self._kept_columns[name].take(own)
 
-    def _record_lengths(self, name: str | None) -> npt.NDArray[Any]:
+    def _record_lengths(self, name: str | None) -> Array:
         """The length of each record, in bytes or by a kept column: its integer, or its list's length."""
         if name is None:
             if self._record_files.are_array_records:
@@ -420,6 +420,6 @@ def _kept_column(files: RecordFiles, name: str) -> KeptColumn:
         raise IndexMismatchError(f"column {name!r}: expected {error}") from None
 
 
-def _load(dataset: Any, arrow: ArrowColumns, positions: _Integers) -> pyarrow.RecordBatch | None:
+def _load(dataset: Any, arrow: ArrowColumns, positions: Ints) -> pyarrow.RecordBatch | None:
     columns, num_rows = columns_of(dataset._load_samples(positions))
     return arrow.batch(columns, num_rows) if num_rows else None

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from torch_tfrecord.arguments import at_least
+from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.columns import Feature, RecordFeatures, SequenceFeatures
 from torch_tfrecord.compression import InflatedFiles
 from torch_tfrecord.error_log import ErrorLog
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ScanRange", "ScanTask", "columns_of", "plan_tasks", "selected"]
 
-_Integers: TypeAlias = "npt.NDArray[np.int64]"
 
 _CHUNK_BYTES = 1 << 21  # measured: forty columns of fewer rows cost more than their values
 _RUNS_PER_TASK = 8  # that neighbouring records of one file are cut to, and put together again
@@ -190,7 +189,7 @@ class ScanTask:
 
 def plan_tasks(
     files: RecordFiles,
-    positions: range | _Integers,
+    positions: range | Ints,
     target_bytes: int,
     features: RecordFeatures | None,
     max_batch_bytes: int,
@@ -229,9 +228,7 @@ def plan_tasks(
     return tasks
 
 
-def _runs(
-    files: RecordFiles, positions: range | _Integers, most_bytes: int
-) -> tuple[_Integers, _Integers]:
+def _runs(files: RecordFiles, positions: range | Ints, most_bytes: int) -> tuple[Ints, Ints]:
     """Runs of neighbouring records of one file: file, first record, number, begin, end, as int64 [R,
     5]; and their bytes.
     """
