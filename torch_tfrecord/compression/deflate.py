@@ -6,6 +6,7 @@ import functools
 import re
 import zlib
 from types import ModuleType
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,8 @@ __all__ = [
     "TRAILER_BYTES",
     "WINDOW_BITS",
     "WINDOW_BYTES",
+    "Engine",
+    "Inflater",
     "fastest",
     "find_start",
     "lead_in",
@@ -36,10 +39,45 @@ WINDOW_BYTES = 1 << 15
 """As far back as a block refers."""
 
 
+class Inflater(Protocol):
+    """A decompression object of zlib, isal or our core; isal's has no `unconsumed_tail`, since it keeps its input."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the member has ended."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """The input after its end."""
+
+    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes:
+        """What is decompressed next, up to so many bytes."""
+
+
+class _Isal:
+    """The package isal under zlib's names: its `igzip_lib` allocates as much as is asked for, and takes the GIL once
+    for it; its `isal_zlib` takes it after each of 16, 32, 64, ... KiB.
+    """
+
+    def __init__(self, package: ModuleType) -> None:
+        self.error, self._package = package.error, package
+
+    def decompressobj(self, bits: int, **window: bytes) -> Inflater:
+        """As zlib's."""
+        kind = {31: "DECOMP_GZIP", 15: "DECOMP_ZLIB", -15: "DECOMP_DEFLATE"}[bits]
+        found: Inflater = self._package.IgzipDecompressor(getattr(self._package, kind), **window)
+        return found
+
+
+Engine: TypeAlias = ModuleType | _Isal
+"""Has zlib's names."""
+
+
 @functools.cache
-def fastest() -> ModuleType:
-    """The package isal, which has zlib's functions at twice its speed, or zlib."""
-    return optional_import("isal.isal_zlib", "zlib takes its place, at half the speed") or zlib
+def fastest() -> Engine:
+    """The package isal, at twice zlib's speed, or zlib."""
+    package = optional_import("isal.igzip_lib", "zlib takes its place, at half the speed")
+    return zlib if package is None else _Isal(package)
 
 
 # Empty blocks that end before each bit of a byte, with fixed codes of 10 bits each; where the bit is odd

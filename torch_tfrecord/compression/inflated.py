@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch_tfrecord.compression.deflate import (
     GZIP_MAGIC,
     NO_WINDOW,
     TRAILER_BYTES,
     WINDOW_BITS,
+    Engine,
+    Inflater,
     fastest,
     find_start,
     lead_in,
@@ -50,18 +51,6 @@ def is_zlib_header(first_bytes: bytes) -> bool:
     except zlib.error:
         return False
     return len(first_bytes) > 1 and not first_bytes[1] & 0x20  # RFC 1950: no preset dictionary
-
-
-class _Inflater(Protocol):
-    """A decompression object of zlib, isal or our core."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    @property
-    def unconsumed_tail(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int = ..., /) -> bytes: ...
 
 
 class Gap(NamedTuple):
@@ -145,12 +134,11 @@ class InflatedSource(SequentialSource):
         self._is_full = False  # whether the decompressor may hold more of it
         self._inflater = self._new_inflater(self._engine) if point.is_block else None
 
-    def _new_inflater(self, engine: ModuleType) -> _Inflater:
+    def _new_inflater(self, engine: Engine) -> Inflater:
         """A decompressor of the member, or of the rest of it."""
         window = {"zdict": self._member.window} if self._member.window else {}
         bits = -15 if self._member.is_block else WINDOW_BITS[self._type]
-        found: _Inflater = engine.decompressobj(bits, **window)
-        return found
+        return engine.decompressobj(bits, **window)
 
     def check_end(self) -> None:
         """Raise the CompressionError that ended the stream, if one did."""
@@ -227,7 +215,7 @@ class InflatedSource(SequentialSource):
         reserved = is_gzip and len(head) == 4 and head[3] & 0xE0
         self._inflater = self._new_inflater(zlib if reserved else self._engine)
 
-    def _inflate(self, inflater: _Inflater) -> bytes:
+    def _inflate(self, inflater: Inflater) -> bytes:
         # An error loses what was decompressed before it: `_salvage` does that again from here.
         copy = getattr(inflater, "copy", None)
         before = None if copy is None else copy()
@@ -251,7 +239,7 @@ class InflatedSource(SequentialSource):
         if inflater.eof:
             self._end_member(inflater)
         else:
-            self._input = inflater.unconsumed_tail
+            self._input = getattr(inflater, "unconsumed_tail", b"")
         return self._without_known(piece)
 
     def _read_again(self) -> None:
@@ -265,13 +253,13 @@ class InflatedSource(SequentialSource):
         self._to_drop -= dropped
         return piece[dropped:]
 
-    def _end_member(self, inflater: _Inflater) -> None:
+    def _end_member(self, inflater: Inflater) -> None:
         self._input, self._inflater = inflater.unused_data, None
         if self._member.is_block:  # the checksum is of more than what came from here
             self._consumed += TRAILER_BYTES[self._type] - len(self._input)
             self._input = b""
 
-    def _salvage(self, inflater: _Inflater, data: bytes, error: Exception) -> bytes:
+    def _salvage(self, inflater: Inflater, data: bytes, error: Exception) -> bytes:
         """Recover the data before the damage: zlib drops it in the failing call, so feed it byte by
         byte.
         """
