@@ -4,6 +4,7 @@ ours asks of them is refused. Any bytes at all: `tests/protobuf/test_wire.py` an
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -210,6 +211,20 @@ def test_arguments_that_do_not_fit():
     for ends in ([-1, 1], [0, 4], [2, 1], [0, HUGE], [-HUGE, 0]):
         with pytest.raises(ValueError, match="list 0 lies outside the 3 values"):
             core.copies(b"abcd", spans, np.array(ends))
+
+
+def test_many_bytes_are_copied_like_few():
+    buffer = np.random.default_rng(0).bytes(1 << 20)
+    cuts = np.array([0, 0, 1, 2, 70_000, 70_001, 1 << 20, 1 << 20])
+    spans = np.stack([cuts[:-1], np.diff(cuts)], 1).reshape(-1)
+    values = [buffer[begin:end] for begin, end in pairwise(cuts.tolist())]
+    assert core.copies(buffer, spans) == values
+    # from the second value on, with a list of none
+    assert core.copies(buffer, spans, np.array([1, 4, 4, 6])) == [values[1:4], [], values[4:6]]
+    with pytest.raises(ValueError, match="a value lies outside the buffer of 1048576 bytes"):
+        core.copies(buffer, np.append(spans, [1, 1 << 20]))
+    with pytest.raises(ValueError, match="list 1 lies outside the 7 values"):
+        core.copies(buffer, spans, np.array([0, 3, 8]))
 
 
 def test_arguments_of_sequences_that_do_not_fit():

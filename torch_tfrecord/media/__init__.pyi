@@ -1,4 +1,5 @@
 from .codec import decode_image, encode_image, image_format, image_size, resize_with_crop_or_pad
+from .crop_jobs import image_sizes
 from .crops import RandomResizedCrop, ResizedCenterCrop
 from .display import Parts, show, to_html
 from .headers import guess_content, read_header
@@ -20,6 +21,7 @@ __all__ = [
     "guess_content",
     "image_format",
     "image_size",
+    "image_sizes",
     "read_header",
     "read_wav",
     "resize_with_crop_or_pad",

@@ -18,16 +18,14 @@ import numpy.typing as npt
 import torch
 from torchvision.transforms.v2 import functional
 
-from torch_tfrecord.batch_memory import (
-    empty_bytes,
-    reserve,
-)
+from torch_tfrecord.batch_memory import Ints, empty_bytes, reserve
 from torch_tfrecord.errors import ImageDecodeError, ParseError, warn_once
 from torch_tfrecord.media.codec import (
     CHANNELS,
     DEFAULT_MAX_PIXELS,
     EncodedImage,
     decode_by_header,
+    image_size,
     open_image,
     turn_upright,
 )
@@ -47,6 +45,7 @@ __all__ = [
     "crop_job",
     "decode_region",
     "empty_batch",
+    "image_sizes",
     "normalization",
     "place_pixels",
     "resizes_in_core",
@@ -204,6 +203,30 @@ def decode_region(data: bytes | memoryview, mode: str, region: Region) -> Pixels
     return out[0] if sizes and sizes[0][0] else None
 
 
+def image_sizes(images: Sequence[Any], max_pixels: int | None = None) -> Ints:
+    """The stored (height, width) of images: int64 [N, 2].
+
+    Args:
+        images: The encoded images.
+        max_pixels: Of images that are to be decoded: then they are checked as by `open_image`, else as by
+            `image_size`.
+
+    Raises:
+        ImageDecodeError: Of the first image that is bad.
+    """
+    # Reading a header in Python costs more than anything but decoding, so only those of doubtful images are.
+    native, sizes = optional_module("jpeg"), np.zeros((len(images), 2), np.int64)
+    if native is not None:
+        sizes = native.plain_sizes(images, sys.maxsize if max_pixels is None else max_pixels)
+    for number in np.flatnonzero(sizes[:, 0] == 0).tolist():
+        sizes[number] = (
+            image_size(images[number])
+            if max_pixels is None
+            else open_image(images[number], max_pixels)[1][1:3]
+        )
+    return sizes
+
+
 def same_size(images: Sequence[Any], max_pixels: int) -> tuple[int, int] | None:
     """The stored height and width of images; None if there are none, or their sizes differ.
 
@@ -212,14 +235,8 @@ def same_size(images: Sequence[Any], max_pixels: int) -> tuple[int, int] | None:
     """
     if not images:
         return None
-    # Reading a header costs more than anything but decoding, so only those of doubtful images are
-    # read, to find all errors and sizes before allocating memory.
-    native, sizes = optional_module("jpeg"), np.zeros((len(images), 2), np.int64)
-    if native is not None:
-        sizes = native.plain_sizes(images, max_pixels)
-    for number in np.flatnonzero(sizes[:, 0] == 0).tolist():
-        _, header = open_image(images[number], max_pixels)
-        sizes[number] = header.height, header.width
+    # All errors and sizes are found before memory is allocated.
+    sizes = image_sizes(images, max_pixels)
     size: tuple[int, int] = tuple(sizes[0].tolist())
     return size if (sizes == size).all() else None
 

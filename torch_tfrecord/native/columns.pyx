@@ -65,6 +65,8 @@ cdef enum:
     MAX_LENGTH = 0x7FFFFFFF
     # Below, releasing the GIL costs more than the work.
     SMALL = 1 << 14
+    # From here on, strings are copied without it, too.
+    LARGE = 1 << 20
     # How many keys are guessed from the previous record, and the maximum eight-byte words of a guess.
     MAX_GUESSES = 256
     MAX_WORDS = 6
@@ -1149,42 +1151,70 @@ def show(list values not None):
             show(value)
 
 
+cdef struct Copy:
+    # A string that has its memory, but not yet its bytes.
+    char *target
+    const char *source
+    int64_t length
+
+
 cdef list strings(const uint8_t[::1] buffer, const int64_t[::1] spans, const int64_t[::1] offsets, bint is_text):
     cdef const char *base = <const char *>&buffer[0] if buffer.shape[0] else NULL
     cdef const int64_t *first = &spans[0] if spans.shape[0] else NULL
-    cdef int64_t begin, end, count = spans.shape[0] // 2
+    cdef int64_t begin, end, number, total = 0, count = spans.shape[0] // 2
     cdef Py_ssize_t row, num_rows
     cdef list rows
+    cdef Memory memory
+    cdef Copy *copies = NULL
+    for number in range(0 if is_text else count):
+        total += min(<uint64_t>first[2 * number + 1], <uint64_t>LARGE)
+    if total >= LARGE:
+        memory = room(count * sizeof(Copy))
+        memset(memory.data, 0, memory.size)
+        copies = <Copy *>memory.data
     if offsets is None:
-        return strings_of(base, buffer.shape[0], first, count, is_text)
-    num_rows = max(offsets.shape[0] - 1, 0)
-    rows = PyList_New(num_rows)
-    for row in range(num_rows):
-        begin, end = offsets[row], offsets[row + 1]  # read once, as spans
-        if begin < 0 or end < begin or end > count:
-            raise ValueError(f"list {row} lies outside the {count} values")
-        values = strings_of(base, buffer.shape[0], first + 2 * begin, end - begin, is_text)
-        Py_INCREF(values)  # the list takes one over
-        PyList_SET_ITEM(rows, row, values)
+        rows = strings_of(base, buffer.shape[0], first, count, is_text, copies)
+    else:
+        num_rows = max(offsets.shape[0] - 1, 0)
+        rows = PyList_New(num_rows)
+        for row in range(num_rows):
+            begin, end = offsets[row], offsets[row + 1]  # read once, as spans
+            if begin < 0 or end < begin or end > count:
+                raise ValueError(f"list {row} lies outside the {count} values")
+            values = strings_of(
+                base, buffer.shape[0], first + 2 * begin, end - begin, is_text, copies + begin if copies else NULL
+            )
+            Py_INCREF(values)  # the list takes one over
+            PyList_SET_ITEM(rows, row, values)
+    if copies:
+        with nogil:
+            for number in range(count):
+                if copies[number].length:
+                    memcpy(copies[number].target, copies[number].source, copies[number].length)
     return rows
 
 
-cdef inline object string_of(const char *p, int64_t length, bint is_text):
-    return PyUnicode_DecodeUTF8(p, length, "strict") if is_text else PyBytes_FromStringAndSize(p, length)
-
-
-cdef list strings_of(const char *base, int64_t size, const int64_t *spans, int64_t count, bint is_text):
+cdef list strings_of(
+    const char *base, int64_t size, const int64_t *spans, int64_t count, bint is_text, Copy *copies=NULL
+):
+    # With places for copies, these are left to the caller.
     cdef int64_t number, start, length
     cdef list values = PyList_New(count)
     for number in range(count):
         start, length = spans[2 * number], spans[2 * number + 1]  # read once: what is checked is what is used
         check_span(size, start, length)
-        value = string_of(base + start, length, is_text)
+        value = string_of(NULL if copies else base + start, length, is_text)
+        if copies:
+            copies[number] = Copy(value, base + start, length)
         Py_INCREF(value)
         PyList_SET_ITEM(values, number, value)
     if tfr_hides:
         PyObject_GC_UnTrack(<void *>values)
     return values
+
+
+cdef inline object string_of(const char *p, int64_t length, bint is_text):
+    return PyUnicode_DecodeUTF8(p, length, "strict") if is_text else PyBytes_FromStringAndSize(p, length)
 
 
 def string_at(bytes record not None, Memory block not None, int64_t place, bint is_text):

@@ -36,7 +36,7 @@ from torch_tfrecord.columns import (
     stack,
 )
 from torch_tfrecord.errors import ParseError, TFRecordError, read_each
-from torch_tfrecord.media import decode_image, decode_sound, image_size, read_wav
+from torch_tfrecord.media import decode_image, decode_sound, image_sizes, read_wav
 from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds.features import Shape, fits
 
@@ -597,4 +597,4 @@ def _read_sizes(column: Column, sizes: Ints) -> None:
     if column.missing is not None:
         is_one &= column.missing == 0
     views = column._replace(values=column.values[ends[:-1][is_one]]).views()
-    sizes[is_one] = np.array([*map(image_size, views)]).reshape(-1, 2)
+    sizes[is_one] = image_sizes(views)
