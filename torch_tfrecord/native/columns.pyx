@@ -1203,9 +1203,11 @@ cdef list strings_of(
     for number in range(count):
         start, length = spans[2 * number], spans[2 * number + 1]  # read once: what is checked is what is used
         check_span(size, start, length)
-        value = string_of(NULL if copies else base + start, length, is_text)
         if copies:
+            value = PyBytes_FromStringAndSize(NULL, length)
             copies[number] = Copy(value, base + start, length)
+        else:
+            value = string_of(base + start, length, is_text)
         Py_INCREF(value)
         PyList_SET_ITEM(values, number, value)
     if tfr_hides:
