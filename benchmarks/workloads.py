@@ -63,7 +63,7 @@ TITLES = {
     "stream": "`TFRecordIterableDataset(batch_size=1024)`",
     "read_records": "`read_records`",
     "in_order": "`make_dataloader(shuffle=False)`",
-    "on_one_core": "`make_dataloader(shuffle=False, num_threads=1)`",
+    "on_one_core": "`make_dataloader(shuffle=False)`, bound to one core",
     "in_blocks": '`make_dataloader(shuffle="blocks")`',
     "index": "`build_index`",
     "write": "`TFRecordWriter(...).write(row)`",

@@ -20,10 +20,12 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import IO, Any, Generic, TypeVar
 
 __all__ = [
+    "Ahead",
     "PerProcess",
     "ProcessCache",
     "compiled_copy",
@@ -34,6 +36,7 @@ __all__ = [
     "num_processors",
 ]
 
+_MOST_AHEAD = 2
 _LIMIT = Path("/sys/fs/cgroup/cpu.max")  # a container's: microseconds in each so many, or "max"
 
 
@@ -130,18 +133,53 @@ def in_thread(function: Callable[[_Item], _Result], item: _Item) -> Future[_Resu
     when threads cannot be started, here.
     """
     future: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(item))
-        except BaseException as error:
-            future.set_exception(error)
-
+    run = partial(_call, future, partial(function, item))
     try:
         threading.Thread(target=run, name="tfrecord-file", daemon=True).start()
     except RuntimeError:
         run()
     return future
+
+
+def _call(future: Future[_Result], function: Callable[[], _Result]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+class Ahead(Generic[_Result]):
+    """The results of a function, which a thread calls again and again, up to two of them before they are
+    wanted: the same thread, for as long as it is not faster than who wants them.
+
+    Example:
+        >>> ahead, numbers = Ahead(), iter(range(9))
+        >>> [ahead.next(numbers.__next__) for _ in range(3)]
+        [0, 1, 2]
+        >>> ahead.stop()
+    """
+
+    def __init__(self) -> None:
+        self._busy = threading.Lock()  # taken while the function is called
+        self._made: SimpleQueue[Future[_Result]] = SimpleQueue()
+
+    def next(self, function: Callable[[], _Result]) -> _Result:
+        """The next result, or error; the function is the same each time."""
+        if not self._busy.locked():
+            in_thread(self._fill, function)
+        return self._made.get().result()
+
+    def stop(self) -> None:
+        """Wait until the function is not called any more."""
+        self._busy.acquire()
+
+    def _fill(self, function: Callable[[], _Result]) -> None:
+        # Who finds it taken leaves the rest to the thread that took it, which looks once more after that.
+        while self._made.qsize() < _MOST_AHEAD and self._busy.acquire(blocking=False):
+            made: Future[_Result] = Future()
+            _call(made, function)
+            self._made.put(made)
+            self._busy.release()
 
 
 class ProcessCache(Generic[_Value]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -76,10 +77,12 @@ def _raw(job: Job) -> Side:
             drain=lambda: deque(read_records(job.path), maxlen=0),
             is_single=True,
         )
+    if job.variant == "on_one_core":  # threads that decompress are not limited by num_threads
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     epochs: dict[str, Callable[[], Iterable[Any]]] = {
         "stream": lambda: TFRecordIterableDataset(job.path, batch_size=size),
         "in_order": lambda: make_dataloader(job.path, size, shuffle=False),
-        "on_one_core": lambda: make_dataloader(job.path, size, shuffle=False, num_threads=1),
+        "on_one_core": lambda: make_dataloader(job.path, size, shuffle=False),
         "in_blocks": lambda: make_dataloader(job.path, size, shuffle="blocks"),
     }
     return Side(

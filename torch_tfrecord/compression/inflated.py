@@ -26,6 +26,7 @@ from torch_tfrecord.compression.seek_points import PointFinder, SeekPoint
 from torch_tfrecord.errors import CompressionError, needs_extra
 from torch_tfrecord.files import FileSource, SequentialSource
 from torch_tfrecord.native import optional_module
+from torch_tfrecord.per_process import Ahead, PerProcess
 
 __all__ = [
     "InflatedSource",
@@ -35,9 +36,9 @@ __all__ = [
 ]
 
 # Compressed bytes fed to the decompressor at a time, and the maximum it may output for them in one
-# call.
-_INPUT_BYTES = 1 << 17
-_OUTPUT_BYTES = 1 << 18
+# call; for a thread, which waits for the GIL after each, more.
+_INPUT_BYTES, _OUTPUT_BYTES = 1 << 17, 1 << 18
+_THREAD_BYTES = 1 << 21, 1 << 22
 _MOST_AGAIN_BYTES = 1 << 22  # from which to go on before damage
 _END = 1 << 62  # of a stream that is read to its end
 
@@ -106,16 +107,21 @@ class InflatedSource(SequentialSource):
         super().__init__(source.path, limit, self._start.offset)
         self._source, self._type, self.finder = source, compression_type, finder
         self._gaps = gaps
-        self.end, self.input_bytes = _END, _INPUT_BYTES
+        self.end, self.input_bytes, self._output_bytes = _END, _INPUT_BYTES, _OUTPUT_BYTES
         # A member that isal cannot read is read again by zlib, which says what is wrong.
         can_read_again = source.size is not None
         of_blocks = finder and optional_module("inflate")
         self._engine = (of_blocks or fastest()) if can_read_again else zlib
         are_ahead = can_read_again and start is None and compression_type == "GZIP"
         self._members = MembersAhead(source) if are_ahead else None
+        self._is_ahead = False
+        self._pieces: PerProcess[Ahead[bytes]] = PerProcess(Ahead)
         self._restart()
 
     def _restart(self) -> None:
+        self._pieces.get().stop()
+        self._pieces = PerProcess(Ahead, keeps_parents=True)
+        self._given = 0  # bytes that were returned
         self._error: CompressionError | None = None
         self._to_drop = 0  # bytes that were returned already
         self._again = 0  # compressed bytes gone through again for members that damage hid
@@ -147,7 +153,26 @@ class InflatedSource(SequentialSource):
                 str(self._error.args[0]), path=self.path
             ) from self._error.__cause__
 
+    def ahead(self, last: int | None = None) -> FileSource:
+        """See `FileSource`: a thread decompresses the next piece while one is used."""
+        self._is_ahead = self._gaps is None and self._type in WINDOW_BITS
+        if self._is_ahead:
+            self.input_bytes, self._output_bytes = _THREAD_BYTES
+        return self
+
     def _more(self) -> bytes:
+        if not self._is_ahead:
+            return self._inflated()
+        given = self._given
+        if self._pieces.was_forked:  # the thread is not here: from the beginning
+            self._restart()
+            self._given = self._to_drop = given
+        piece = self._pieces.get().next(self._inflated)
+        self._given += len(piece)
+        return piece
+
+    def _inflated(self) -> bytes:
+        """The next piece; empty at the end, or where damage ends the stream."""
         while self._error is None and self._produced < self.end:
             if self._inflater is None and (piece := self._whole_member()):
                 return piece
@@ -219,10 +244,9 @@ class InflatedSource(SequentialSource):
         # An error loses what was decompressed before it: `_salvage` does that again from here.
         copy = getattr(inflater, "copy", None)
         before = None if copy is None else copy()
-        # At once where it is known how much comes: nothing is joined then.
-        most = (
-            _OUTPUT_BYTES if self.end == _END else max(_OUTPUT_BYTES, self._until - self._produced)
-        )
+        most = self._output_bytes
+        if self.end < _END:  # at once where it is known how much comes: nothing is joined then
+            most = max(most, self._until - self._produced)
         data, wanted = self._input, min(most, self.end - self._produced)
         try:
             piece = inflater.decompress(data, wanted)
@@ -246,7 +270,7 @@ class InflatedSource(SequentialSource):
         """Decompress the member again, by zlib."""
         self._to_drop += self._produced - self._member.offset
         self._enter(self._member)
-        self._inflater = self._new_inflater(zlib)
+        self._inflater, self.input_bytes = self._new_inflater(zlib), _INPUT_BYTES  # see `_salvage`
 
     def _without_known(self, piece: bytes) -> bytes:
         dropped = min(self._to_drop, len(piece))
@@ -318,7 +342,7 @@ _MOST_SNAPPY_EXPANSION = 22  # three bytes are a copy of at most 64
 class SnappySource(InflatedSource):
     """The decompressed stream of a file of Snappy blocks, in the same way."""
 
-    def _more(self) -> bytes:
+    def _inflated(self) -> bytes:
         size, limit = self._source.size, self.max_record_bytes or 0
         piece = b""
         while self._error is None and not piece:

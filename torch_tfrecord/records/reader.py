@@ -124,6 +124,8 @@ def read_blocks(
     """
     skipped = SkippedBytes() if on_error == "skip" else None
     stream, _ = open_stream(file, compression_type, gaps=None if skipped is None else skipped.gaps)
+    if is_ahead and stream.is_inflated:
+        stream.ahead()
     yield from RecordScanner(
         stream, verify_crc=verify_crc, skipped=skipped, wanted=wanted, is_ahead=is_ahead
     )
