@@ -8,7 +8,7 @@ Padding is an Example of no bytes, as in TF-Ranking. Source: ``tensorflow_rankin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -69,7 +69,8 @@ class NestedExample(Feature):
     _decodes = True  # pictures among its features
 
     features: Mapping[str, Feature]
-    format: Literal["proto", "json"] = field(default="proto", kw_only=True)
+    _: KW_ONLY
+    format: Literal["proto", "json"] = "proto"
 
     def __post_init__(self) -> None:
         """Check the fields, and copy the mapping."""
@@ -174,11 +175,12 @@ class ListFeatures:
 
     context_features: Mapping[str, Feature] | None
     example_features: Mapping[str, Feature]
-    list_size: int | None = field(default=None, kw_only=True)
-    size_feature_name: str | None = field(default=None, kw_only=True)
-    mask_feature_name: str | None = field(default=None, kw_only=True)
-    shuffle_examples: bool = field(default=False, kw_only=True)
-    format: Literal["elwc", "eie"] = field(default="elwc", kw_only=True)
+    _: KW_ONLY
+    list_size: int | None = None
+    size_feature_name: str | None = None
+    mask_feature_name: str | None = None
+    shuffle_examples: bool = False
+    format: Literal["elwc", "eie"] = "elwc"
 
     def __post_init__(self) -> None:
         """Check the fields, and copy the mappings."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -181,7 +181,8 @@ class Feature:
         key: Name of the feature in the record; None means the name of the output.
     """
 
-    key: str | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    key: str | None = None
     _decodes: ClassVar[bool] = False
     """Whether reading decodes a picture or a sound, so that a written value is not read back to check it."""
 

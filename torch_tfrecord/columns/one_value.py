@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache, reduce
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
@@ -176,7 +176,8 @@ class Text(OneValueSpec, Feature):
         TypeError: ``default_value`` is not a str.
     """
 
-    default_value: str | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    default_value: str | None = None
     _default_type = str
     _makes_objects = True
     _undecoded = Feature._undecoded

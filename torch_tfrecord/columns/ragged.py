@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise, takewhile
 from typing import ClassVar
 
@@ -438,7 +438,8 @@ class SparseFeature(Feature):
     dtype: DType
     size: tuple[int, ...]
     already_sorted: bool = False
-    validate: bool = field(default=True, kw_only=True)
+    _: KW_ONLY
+    validate: bool = True
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -6,7 +6,7 @@ import math
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
@@ -168,10 +168,11 @@ class RawTensor(OneValueSpec, Feature):
 
     shape: str | tuple[int | str, ...]
     dtype: torch.dtype
-    little_endian: bool = field(default=True, kw_only=True)
-    compression: Compression | None = field(default=None, kw_only=True)
-    fixed_length: int | None = field(default=None, kw_only=True)
-    default_value: bytes | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    little_endian: bool = True
+    compression: Compression | None = None
+    fixed_length: int | None = None
+    default_value: bytes | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple
 
 from torchvision.transforms import InterpolationMode
@@ -127,8 +127,9 @@ class RandomResizedCrop(Crop):
     ratio: tuple[float, float] = (3.0 / 4.0, 4.0 / 3.0)
     interpolation: Any = "bilinear"
     antialias: bool = True
-    horizontal_flip: float = field(default=0.0, kw_only=True)
-    seed: int = field(default=0, kw_only=True)
+    _: KW_ONLY
+    horizontal_flip: float = 0.0
+    seed: int = 0
     is_random = True
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -120,14 +120,15 @@ class Image(OneValueSpec, Feature):
     _decodes = _has_pictures = True
 
     mode: str = "RGB"
-    shape: tuple[int | str | None, ...] | None = field(default=None, kw_only=True)
-    apply_orientation: bool = field(default=False, kw_only=True)
-    crop: Crop | None = field(default=None, kw_only=True)
-    normalize: tuple[Sequence[float], Sequence[float]] | None = field(default=None, kw_only=True)
-    max_pixels: int | None = field(default=None, kw_only=True)
-    several: Literal["stack", "list"] | None = field(default=None, kw_only=True)
-    decode_on: DecodeOn = field(default="cpu", kw_only=True)
-    default_value: bytes | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    shape: tuple[int | str | None, ...] | None = None
+    apply_orientation: bool = False
+    crop: Crop | None = None
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None
+    max_pixels: int | None = None
+    several: Literal["stack", "list"] | None = None
+    decode_on: DecodeOn = "cpu"
+    default_value: bytes | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 import torch
@@ -130,12 +130,13 @@ class Audio(MediaSpec, Feature):
         Audio(sample_rate=16000, num_channels=1)
     """
 
-    sample_rate: int | None = field(default=None, kw_only=True)
-    num_channels: int | None = field(default=None, kw_only=True)
-    num_samples: int | None = field(default=None, kw_only=True)
-    random_start: bool = field(default=False, kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    return_rate: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    sample_rate: int | None = None
+    num_channels: int | None = None
+    num_samples: int | None = None
+    random_start: bool = False
+    seed: int = 0
+    return_rate: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -229,13 +230,14 @@ class Video(MediaSpec, Feature):
     """
 
     _has_pictures = True
+    _: KW_ONLY
     # Before Python 3.12 a slice has no hash.
-    frames: slice | Sequence[int] | None = field(default=None, kw_only=True, hash=False)
-    num_frames: int | None = field(default=None, kw_only=True)
-    step: int | None = field(default=None, kw_only=True)
-    random_start: bool = field(default=False, kw_only=True)
-    seed: int = field(default=0, kw_only=True)
-    return_times: bool = field(default=False, kw_only=True)
+    frames: slice | Sequence[int] | None = field(default=None, hash=False)
+    num_frames: int | None = None
+    step: int | None = None
+    random_start: bool = False
+    seed: int = 0
+    return_times: bool = False
 
     def __post_init__(self) -> None:
         """Check the fields."""

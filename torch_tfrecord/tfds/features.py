@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -63,7 +63,8 @@ class FeatureConnector:
         doc: Free-text description of the feature.
     """
 
-    doc: str = field(default="", kw_only=True)
+    _: KW_ONLY
+    doc: str = ""
     optional = False  # a field of those that TFDS lets be None
 
     def __post_init__(self) -> None:
@@ -170,10 +171,11 @@ def _code(value: object) -> str:
 class _Values(FeatureConnector):
     """Shape, dtype and encoding of numbers, bools and bytes."""
 
-    encoding: str = field(default="none", kw_only=True)
-    minimum: float | None = field(default=None, kw_only=True)
-    maximum: float | None = field(default=None, kw_only=True)
-    optional: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    encoding: str = "none"
+    minimum: float | None = None
+    maximum: float | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True, repr=False)
@@ -356,10 +358,11 @@ class Audio(FeatureConnector):
 
     shape: Shape = (None,)
     dtype: str = "int64"
-    file_format: str | None = field(default=None, kw_only=True)
-    sample_rate: int | None = field(default=None, kw_only=True)
-    encoding: str = field(default="none", kw_only=True)
-    lazy_decode: bool = field(default=False, kw_only=True)
+    _: KW_ONLY
+    file_format: str | None = None
+    sample_rate: int | None = None
+    encoding: str = "none"
+    lazy_decode: bool = False
 
     def __post_init__(self) -> None:
         """Check and normalise."""
