@@ -55,6 +55,17 @@ def processors(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.parametrize(("ranks", "is_ahead"), [("2", False), ("1", True)])
+def test_the_processors_are_shared_with_the_ranks_of_the_machine(
+    path, monkeypatch, ranks, is_ahead
+):
+    monkeypatch.setattr(record_stream, "num_processors", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    stream = TFRecordIterableDataset(path, FEATURES)
+    next(iter(stream))
+    assert stream._stream(stream._origin(0)).is_ahead is is_ahead
+
+
 def rows(samples):
     return [(int(sample["n"]), sample["x"].numpy().tobytes()) for sample in samples]
 

@@ -170,7 +170,21 @@ def test_no_batches_end_at_once(files, tmp_path):
         pass
     assert list(make_dataloader(tmp_path / "empty.tfrecord", 2, num_epochs=None)) == []
     assert list(make_dataloader(tmp_path / "empty.tfrecord", 2, rank=1, world_size=2)) == []
-    assert list(make_dataloader(files, 100, num_epochs=None, drop_last=True)) == []
+    assert list(make_dataloader(files, 100, drop_last=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"batch_size": 100}, "at least 100 samples, got 23"),
+        ({"batch_size": 12, "rank": 1, "world_size": 2}, "at least 24 samples, got 23"),
+        ({"batch_size": 24, "lengths": None, "max_tokens": 1 << 20}, "a batch of samples, got 23"),
+    ],
+)
+def test_an_endless_loader_whose_batches_never_fill_is_an_error(files, options, expected):
+    loader = make_dataloader(files, num_epochs=None, drop_last=True, **options)
+    with pytest.raises(ValueError, match=f"num_epochs=None with drop_last=True: .*{expected}"):
+        next(iter(loader))
 
 
 def test_label(files):

@@ -283,6 +283,8 @@ class Iteration(Iterator[_Unit_co]):
                 place if self.prepared is None else sampler._place_for(self.prepared, place)
             )
             self._plan = sampler._plan(self._begin_at)
+            if sampler._num_epochs is None:
+                self._plan.check_endless()
             self._units = self._each_unit(self._plan)
         sampler._running, sampler._next = self, sampler._place_after(self.place)
         if not sampler._continues:

@@ -156,6 +156,16 @@ class Plan:
         self._whole = begin.epoch + 1, order.steps(Place.at(begin.epoch + 1), world_size)
         self.batches_an_epoch = len(self._whole[1]) * len(self._ranks)
 
+    def check_endless(self) -> None:
+        """ValueError if an epoch has no batch, so that an iteration without end would end at once."""
+        order = self._order
+        if order.num_records and not self.batches_an_epoch:
+            size = order.batch_size * self._world_size or "a batch of"
+            raise ValueError(
+                f"num_epochs=None with drop_last=True: expected at least {size} samples, got {order.num_records}, "
+                "which never fill a batch"
+            )
+
     def _steps_of(self, epoch: int) -> Steps:
         if epoch == self.begin.epoch:
             return self._steps

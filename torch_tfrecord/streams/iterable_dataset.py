@@ -455,7 +455,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         self._check_keys(group.records, self.files, self._access)
         rows = RecordRows(group.records, keys, place)
         if stream.is_ahead:
-            self._maker.begin(rows)
+            self._maker.begin(group.records)
         return rows
 
     def __getstate__(self) -> dict[str, object]:

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice, repeat
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from torch.utils.data import get_worker_info
 
 from torch_tfrecord.batch_memory import Ints, scratch_bytes
+from torch_tfrecord.order import Rank
 from torch_tfrecord.per_process import num_processors
 from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.records import Block, PackedRecords
@@ -24,8 +25,16 @@ __all__ = ["Piece", "RecordGroup", "RecordStream", "deal_out"]
 
 
 _Made = TypeVar("_Made")
-_ReadBlocks: TypeAlias = Callable[..., Iterator[Block]]
-"""Reads a file block by block, by its number; the arguments after it are those of `RecordScanner`."""
+_Wanted: TypeAlias = Callable[[], tuple[int, int]]
+
+
+class _ReadBlocks(Protocol):
+    """Reads a file block by block, by its number; the other arguments are those of `RecordScanner`."""
+
+    def __call__(
+        self, file: int, /, wanted: _Wanted | None, is_ahead: bool = ...
+    ) -> Iterator[Block]: ...
+
 
 # More records than an image batch usually has.
 _MANY_RECORDS = 256
@@ -322,7 +331,8 @@ class RecordStream:
         self._random, self.origin = random, origin
         self.is_plain = cycle_length == 1 and not buffer_size
         # Not where many files are open at once, nor in workers, which take all processors.
-        self.is_ahead = self.is_plain and get_worker_info() is None and num_processors() > 1
+        share = num_processors() // Rank.num_on_host()
+        self.is_ahead = self.is_plain and get_worker_info() is None and share > 1
         self._next_piece = 0
         self._slots: list[_Slot | None] = [None] * cycle_length
         self._slot = 0  # the slot whose turn it is
