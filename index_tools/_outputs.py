@@ -171,7 +171,7 @@ class Output:
             suffix=self.suffix,
             write_index=True,
         )
-        writer._beside, writer.file = beside, self.file
+        writer.beside, writer.file = beside, self.file
         return writer
 
 

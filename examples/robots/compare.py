@@ -290,26 +290,11 @@ def octo(data: Path, checkouts: Path) -> None:
     sys.path[:0] = [str(checkouts / "octo")]
     for part in ("", ".geometry", ".geometry.transformation"):
         stub(f"tensorflow_graphics{part}")
+    sys.path.append(str(Path(__file__).parents[2] / "tests" / "data" / "robots"))
     import octo_loader
-    from octo.data.dataset import make_interleaved_dataset
-    from octo.data.oxe import make_oxe_dataset_kwargs_and_weights
+    from record import octo_dataset
 
-    kwargs, weights = make_oxe_dataset_kwargs_and_weights(
-        [("bridge_dataset", 1.0)], str(data), load_camera_views=("primary",), load_proprio=True
-    )
-    theirs = make_interleaved_dataset(
-        kwargs,
-        weights,
-        train=True,
-        shuffle_buffer_size=10,
-        traj_transform_kwargs={
-            "window_size": 2,
-            "action_horizon": 4,
-            "goal_relabeling_strategy": "uniform",
-        },
-        frame_transform_kwargs={"resize_size": {"primary": (64, 64)}},
-        batch_size=8,
-    )
+    theirs = octo_dataset(data, (64, 64), batch_size=8)
     ours = octo_loader.OctoBatches(data / "bridge_dataset" / "1.0.0", 8, size=(64, 64))
     order = ("task/language_instruction", "observation/timestep", "task/timestep")
     # ours also draws an episode's last step as goal, which Octo has dropped before it draws

@@ -237,7 +237,7 @@ def test_a_set_whose_writer_is_killed(at, options, existing, tmp_path, monkeypat
                 monkeypatch.setattr(os, function, killing(getattr(os, function)))
             return ()
 
-        ShardedTFRecordWriter._beside = beside
+        ShardedTFRecordWriter.beside = property(beside)
         with contextlib.suppress(BaseException):
             write_set(tmp_path, NEW, options)
         os._exit(0)

@@ -140,6 +140,9 @@ class Parser(Generic[_Sample, _Batch, _Found]):
                 raise
         return batches
 
+    def begin(self, rows: PackedRecords) -> None:
+        """Let a thread of the core begin to parse the records of one batch, for `batches`, where it can."""
+
     def _single_at(self, position: int, row: _Bytes, key: int) -> _Sample:
         try:
             return self.single(row, key)
@@ -225,7 +228,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
         return dict(zip(self.features, found, strict=True))
 
     def begin(self, rows: PackedRecords) -> None:
-        """Let a thread of the core begin to parse the records of one batch, for `batches`.
+        """See `Parser`.
 
         Raises:
             LimitExceededError: As there.

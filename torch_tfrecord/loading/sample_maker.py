@@ -76,6 +76,9 @@ class SampleParser(Protocol):
     def single(self, record: bytes, key: int, /) -> Value:
         """One sample."""
 
+    def begin(self, records: PackedRecords, /) -> None:
+        """Let a thread of the core begin with the records of one batch, for `batches`, where it can."""
+
     def batches(
         self, records: PackedRecords, keys: Keys | None, borders: Sequence[int], /
     ) -> Sequence[Columns]:
@@ -266,12 +269,11 @@ class SampleMaker:
                 ]
         return self.parse_batches(rows, borders)
 
-    def begin(self, rows: RecordRows) -> None:
+    def begin(self, records: PackedRecords) -> None:
         """Let a thread of the core begin with the records of a batch, where it can."""
-        begin = getattr(self.parser, "begin", None)
-        if begin is not None and self.crop is None:
+        if self.parser is not None and self.crop is None:
             with suppress(TFRecordError):  # raised in its turn
-                begin(rows.records)
+                self.parser.begin(records)
 
     def parse_batches(self, rows: RecordRows, borders: Sequence[int]) -> list[Samples]:
         """The decoded samples of several batches, as columns if possible."""

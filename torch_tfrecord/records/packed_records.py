@@ -5,7 +5,7 @@ for parsers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -117,6 +117,13 @@ def are_good(records: PackedRecords, *, verify_crc: bool) -> bool:
     )
 
 
+class _Work(Protocol):
+    """A parser's work on some records."""
+
+    def finish(self) -> Sequence[object]:
+        """Their columns."""
+
+
 class PackedRecords(Sequence[memoryview]):
     """The payloads of several records: record i is `buffer[starts[i] : starts[i] + lengths[i]]`.
 
@@ -150,7 +157,7 @@ class PackedRecords(Sequence[memoryview]):
         self.starts = starts
         self.lengths = lengths
         self.job, self._again = job, again
-        self.begun: tuple[object, Any, Started] | None = None
+        self.begun: tuple[object, Sequence[_Work], Started] | None = None
 
     @property
     def buffer(self) -> memoryview:

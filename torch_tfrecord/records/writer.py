@@ -360,7 +360,7 @@ class ShardedTFRecordWriter(_Writer):
     """
 
     # Prepared files of the same folder that appear with the shards; for classes that write such.
-    _beside: Sequence[AtomicFile] = ()
+    beside: Sequence[AtomicFile] = ()
 
     def __init__(
         self,
@@ -431,7 +431,7 @@ class ShardedTFRecordWriter(_Writer):
             upload_record_files(self._shards, paths, self._access)
         else:
             # Their numbers are known by now, so their names are, too.
-            self._files.publish(paths, self._beside)
+            self._files.publish(paths, self.beside)
             for shard, path in zip(self._shards, paths, strict=True):
                 # Only now: until the last rename the old shards may come back, with their indexes.
                 shard.remove_old_indexes(path)

@@ -317,6 +317,10 @@ class TFDSParser:
         """
         return self._nest(self._parser.single(serialized))
 
+    def begin(self, records: PackedRecords) -> None:
+        """See `SampleParser`."""
+        self._parser.begin(records)
+
     def batches(self, records: PackedRecords, keys: object, borders: Sequence[int]) -> list[object]:
         """Parse several batches at once into columns, nested like a sample: all their records, and
         their borders.

@@ -160,14 +160,15 @@ def openvla(datasets):
     }
 
 
-def octo(datasets):
+def octo_dataset(datasets, size, windows=(), **options):
+    """Octo's dataset; `windows` are further options of its windows. `examples/robots/compare.py` takes it, too."""
     from octo.data.dataset import make_interleaved_dataset
     from octo.data.oxe import make_oxe_dataset_kwargs_and_weights
 
     kwargs, weights = make_oxe_dataset_kwargs_and_weights(
         [("bridge_dataset", 1.0)], str(datasets), load_camera_views=("primary",), load_proprio=True
     )
-    dataset = make_interleaved_dataset(
+    return make_interleaved_dataset(
         kwargs,
         weights,
         train=True,
@@ -176,10 +177,18 @@ def octo(datasets):
             "window_size": 2,
             "action_horizon": 4,
             "goal_relabeling_strategy": "uniform",
-            "subsample_length": 100,
-            "skip_unlabeled": True,
+            **dict(windows),
         },
-        frame_transform_kwargs={"resize_size": {"primary": RESIZED}},
+        frame_transform_kwargs={"resize_size": {"primary": size}},
+        **options,
+    )
+
+
+def octo(datasets):
+    dataset = octo_dataset(
+        datasets,
+        RESIZED,
+        {"subsample_length": 100, "skip_unlabeled": True},
         balance_weights=True,
         traj_transform_threads=2,
         traj_read_threads=2,
