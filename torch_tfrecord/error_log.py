@@ -8,7 +8,6 @@ import json
 import os
 import tempfile
 import uuid
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch_tfrecord.arguments import OnError, at_least, one_of
-from torch_tfrecord.errors import IndexMismatchError, RemoteError, TFRecordError, outer_level
+from torch_tfrecord.errors import IndexMismatchError, RemoteError, TFRecordError, warn
 from torch_tfrecord.shown import shown_files
 
 __all__ = ["RAISES", "ErrorLog", "ErrorReport", "warn_of_no_records"]
@@ -122,10 +121,7 @@ class ErrorLog:
         if self.skips and len(found) > num_told and not (once and num_told):
             # a line without a kind: the next process that warns begins after it
             self._append(["", ""])
-            warnings.warn(
-                f"on_error='skip': {self.report()}\nthe dataset's report lists all",
-                stacklevel=outer_level(),
-            )
+            warn(f"on_error='skip': {self.report()}\nthe dataset's report lists all")
 
     def _append(self, line: list[str]) -> None:
         # O_NOFOLLOW: the folder for temporary files is everybody's
@@ -156,7 +152,7 @@ class ErrorLog:
 
 def warn_of_no_records(files: Sequence[str]) -> None:
     """Warn that files have no records at all: perhaps their writer has failed."""
-    warnings.warn(f"no file has a record: {shown_files(files)}", stacklevel=outer_level())
+    warn(f"no file has a record: {shown_files(files)}")
 
 
 RAISES = ErrorLog()

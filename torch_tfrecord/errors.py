@@ -1,4 +1,4 @@
-"""All exceptions of the package, and the `stacklevel` of its warnings.
+"""All exceptions of the package, and its warnings.
 
 ::
 
@@ -44,9 +44,9 @@ __all__ = [
     "name_path",
     "needs_extra",
     "optional_import",
-    "outer_level",
     "raise_first",
     "read_each",
+    "warn",
     "warn_once",
 ]
 
@@ -237,20 +237,17 @@ def optional_import(name: str, instead: str) -> ModuleType | None:
 @functools.cache
 def warn_once(text: str) -> None:
     """Warn a process of something once."""
-    warnings.warn(text, RuntimeWarning, stacklevel=outer_level())
+    warn(text, RuntimeWarning)
 
 
-def outer_level() -> int:
-    """The `stacklevel` that makes a warning of the calling function point to the user's code.
-
-    Skips the frames of this package, and of torch's DataLoader and Subset.
-    """
-    level, frame = 1, sys._getframe(1)
+def warn(text: str, kind: type[Warning] = UserWarning) -> None:
+    """Warn at the user's code: past the frames of this package, and of torch's DataLoader and Subset."""
+    level, frame = 1, sys._getframe()
     while frame.f_back is not None and (
         frame.f_code.co_filename.startswith(_FOLDER) or _TORCH_LOADER in frame.f_code.co_filename
     ):
         level, frame = level + 1, frame.f_back
-    return level
+    warnings.warn(text, kind, stacklevel=level)
 
 
 def read_each(read: Callable[[_Given], _Found], records: Iterable[_Given]) -> list[_Found]:

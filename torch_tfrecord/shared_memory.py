@@ -20,13 +20,13 @@ import os
 import resource
 import sys
 import threading
-import warnings
 import weakref
 from bisect import bisect_right
 from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch_tfrecord.errors import warn
 from torch_tfrecord.native import optional_module
 
 if TYPE_CHECKING:
@@ -142,7 +142,11 @@ class WorkerMemory:
         except OSError as error:
             if end <= self._end:
                 self._empty.append(block)
-            _warn(f"cannot allocate {block.capacity} bytes ({error.strerror})")
+            warn(
+                f"shared memory for batches: cannot allocate {block.capacity} bytes ({error.strerror}); torch sends "
+                "this worker's batches itself, which is slower and needs space in /dev/shm (in containers --shm-size)",
+                RuntimeWarning,
+            )
             return None
         if end > self._end:
             self._end = end
@@ -239,15 +243,6 @@ def worker_memory() -> WorkerMemory | None:
         except OSError:
             _MEMORY, _FAILED_IN = None, pid
     return _MEMORY
-
-
-def _warn(reason: str) -> None:
-    warnings.warn(
-        f"shared memory for batches: {reason}; torch sends this worker's batches itself, which is slower and needs "
-        "space in /dev/shm (in containers --shm-size)",
-        RuntimeWarning,
-        stacklevel=2,
-    )
 
 
 # In the main process.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from torch_tfrecord.arguments import at_least, integer
 from torch_tfrecord.error_log import RAISES, ErrorLog
-from torch_tfrecord.errors import outer_level
+from torch_tfrecord.errors import warn
 from torch_tfrecord.loading.collating import ColumnCollate, collate
 from torch_tfrecord.loading.device import DevicePrefetcher
 from torch_tfrecord.loading.map_dataset import (
@@ -422,15 +421,12 @@ class _ReadAheadIterator(Iterator[Batch]):
                 if batch is None:
                     self._is_ended = True
                 else:
-                    positions.append(self._add_salt(batch))
+                    # Here, since threads would draw in an order that depends on timing.
+                    positions.append(Leaves(self._dataset).salted(batch, self._draw_salt))
                     num_bytes += each * len(batch)
         finally:  # also the batches before an error of the sampler itself
             if positions:
                 self._tasks.append(self._submit(positions))
-
-    def _add_salt(self, positions: Sequence[int]) -> Sequence[int]:
-        # Here, since threads would draw in an order that depends on timing.
-        return Leaves(self._dataset).salted(positions, self._draw_salt)
 
     def _draw_salt(self) -> int:
         # One draw from torch's generator per iteration: how far ahead batches are started depends
@@ -464,14 +460,11 @@ class _ReadAheadIterator(Iterator[Batch]):
 
 def _can_pin() -> bool:
     """Whether memory can be pinned, as torch decides it; else a warning, as torch's."""
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = torch.accelerator.current_accelerator(check_available=True)
     if device is not None and device.type != "mps":
         return True
     why = "no accelerator is found" if device is None else "not supported on MPS now"
-    warnings.warn(
-        f"'pin_memory' argument is set as true but {why}, device pinned memory won't be used.",
-        stacklevel=outer_level(),
-    )
+    warn(f"'pin_memory' argument is set as true but {why}, device pinned memory won't be used.")
     return False
 
 
@@ -538,7 +531,7 @@ def _load(
     worked = thread_time() - worked
     most = _MOST_BATCHES
     if perf_counter() - begin < worked * 9 / 8:
-        most, most_bytes = min(_FEW_BATCHES, most), min(_FEW_BYTES, most_bytes)
+        most, most_bytes = _FEW_BATCHES, min(_FEW_BYTES, most_bytes)
     number = sum(map(_num_batches, found))
     fit = _TASK_SECONDS * number // (worked or 1e-6)
     fit_bytes = most_bytes // max(_num_bytes(found[-1][0]), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence, Sized
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias, cast
@@ -11,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import numpy as np
 
 from torch_tfrecord.batch_memory import Ints
-from torch_tfrecord.errors import TFRecordError, outer_level
+from torch_tfrecord.errors import TFRecordError, warn
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import (
     Access,
@@ -134,12 +133,11 @@ class RecordFiles:
         """Warn once that random access is slow, if there is a `slow_file`."""
         if self.slow_file and not self.has_warned:
             self.has_warned = True
-            warnings.warn(
+            warn(
                 f"{printable(self.slow_file)}: random access in a compressed file decompresses from the "
                 "last seek point up to the record, a millisecond or more for each. Use make_dataloader or "
                 'RecordSampler(shuffle="blocks"), whose shuffle decompresses nearly all once, stream with '
-                "TFRecordIterableDataset, or write the data uncompressed.",
-                stacklevel=outer_level(),
+                "TFRecordIterableDataset, or write the data uncompressed."
             )
 
     def read(self, position: int) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import Ints
-from torch_tfrecord.errors import IndexMismatchError, outer_level
+from torch_tfrecord.errors import IndexMismatchError, warn
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, open_file
 from torch_tfrecord.manifests.manifest import BLOCK_RECORDS, KINDS, Manifest, manifest_path
 from torch_tfrecord.per_process import PerProcess, each_at_once
@@ -142,7 +141,7 @@ class ManifestTable(RecordTable):
             return None if rows is None else cls(manifest, rows, files, infos, compression_type)
         except IndexMismatchError as error:
             text = f"{error}: it is not used; build it again with `tfrecord index --manifest`"
-            warnings.warn(text, stacklevel=outer_level())
+            warn(text)
         # Most folders have no manifest, which is no reason to say anything.
         except OSError:
             pass

@@ -12,11 +12,10 @@ import importlib
 import importlib.util
 import os
 import shlex
-import warnings
 from pathlib import Path
 from types import ModuleType
 
-from torch_tfrecord.errors import optional_import, outer_level
+from torch_tfrecord.errors import optional_import, warn_once
 
 __all__ = [
     "PURE_PYTHON",
@@ -58,7 +57,10 @@ def native_module(name: str) -> ModuleType | None:
         return None
     module = _load(name)
     if module is None:
-        _warn_once()
+        warn_once(
+            f"torch_tfrecord, imported from {_FOLDER}, runs without its compiled core: everything works, but slower. "
+            f"Install a C compiler, then {how_to_install()}; or set {PURE_PYTHON}=1 to silence this warning."
+        )
     return module
 
 
@@ -101,13 +103,3 @@ def _is_forced_off() -> bool:
 @functools.cache
 def _load(name: str) -> ModuleType | None:
     return optional_import(f"torch_tfrecord.native.{name}", "its Python fallback is slower")
-
-
-@functools.cache
-def _warn_once() -> None:
-    warnings.warn(
-        f"torch_tfrecord, imported from {_FOLDER}, runs without its compiled core: everything works, but slower. "
-        f"Install a C compiler, then {how_to_install()}; or set {PURE_PYTHON}=1 to silence this warning.",
-        RuntimeWarning,
-        stacklevel=outer_level(),
-    )

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import threading
-import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from torch_tfrecord.errors import (
     CorruptRecordError,
     IndexMismatchError,
     TFRecordError,
-    outer_level,
+    warn,
 )
 from torch_tfrecord.files import (
     Access,
@@ -145,7 +144,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
                     return self._build_and_keep(data)
             if seconds:
                 text = f"another process builds its {self._kind}; waiting for it"
-                warnings.warn(f"{printable(data.path)}: {text}", stacklevel=outer_level())
+                warn(f"{printable(data.path)}: {text}")
             while not seconds and self._help():
                 pass
         return self._build_and_keep(data)
@@ -242,10 +241,9 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
         path, place, reason = self._displaced[0]
         failed = f"no {self._kind} could be kept, it is built again each time"
         kept = f"its {self._kind} is kept at {place}" if place else failed
-        warnings.warn(
+        warn(
             f"{printable(path)}: {reason}: {kept} ({len(self._displaced)} such files). "
-            "Give index_dir= to choose a place, or index='memory' (build_index: save=False) if none is wanted.",
-            stacklevel=outer_level(),
+            "Give index_dir= to choose a place, or index='memory' (build_index: save=False) if none is wanted."
         )
         self._displaced.clear()
 

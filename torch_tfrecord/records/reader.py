@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,6 +19,7 @@ from torch_tfrecord.errors import (
     IndexMismatchError,
     LimitExceededError,
     TFRecordError,
+    warn,
 )
 from torch_tfrecord.files import (
     Access,
@@ -138,11 +138,10 @@ def _report(path: str, skipped: SkippedBytes) -> None:
     ranges = ", ".join(f"[{begin}, {end})" for begin, end in skipped.ranges[:10])
     more = f" and {len(skipped.ranges) - 10} more" if len(skipped.ranges) > 10 else ""
     gaps = f" and {len(skipped.gaps)} of the compressed file" if skipped.gaps else ""
-    warnings.warn(
+    warn(
         f"{printable(path)}: skipped {total} damaged bytes (at least {skipped.num_records} records) "
         f"in {len(skipped.ranges)} places: {ranges}{more}{gaps}; "
-        f"the first: {skipped.first}",
-        stacklevel=3,
+        f"the first: {skipped.first}"
     )
 
 

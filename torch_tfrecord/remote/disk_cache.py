@@ -23,7 +23,6 @@ import shutil
 import stat
 import struct
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
@@ -32,7 +31,7 @@ from typing import TypeAlias
 from crc32c import crc32c
 
 from torch_tfrecord.arguments import PathLike, at_least
-from torch_tfrecord.errors import outer_level
+from torch_tfrecord.errors import warn
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote.store import FileRange, RemotePart
 from torch_tfrecord.shown import printable, without_signature
@@ -262,13 +261,12 @@ class DiskCache:
                 mine.is_warned = True
                 text = f"{printable(error.filename or self.folder)}: {error.strerror}"
                 text += ": remote data is read, but no more of it is cached"
-                warnings.warn(text, stacklevel=outer_level())
+                warn(text)
         mine.look_at = time.monotonic() + _LOOK_SECONDS  # last: other threads look, too, until then
         if emptied:
-            warnings.warn(
+            warn(
                 f"{printable(self.folder)}: emptied, {emptied}; "
-                "the last given is that of all who share the folder: give them the same, or folders of their own",
-                stacklevel=outer_level(),
+                "the last given is that of all who share the folder: give them the same, or folders of their own"
             )
 
     def _write(self, state: CacheInfo, path: str, data: _Bytes) -> None:

@@ -8,7 +8,6 @@ stored. docs/dataframes.md has the table of types.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +30,7 @@ from torch_tfrecord.columns import (
     SequenceFeatures,
     SparseList,
 )
-from torch_tfrecord.errors import needs_extra, outer_level
+from torch_tfrecord.errors import needs_extra, warn
 from torch_tfrecord.records import ShardedTFRecordWriter, TFRecordWriter
 from torch_tfrecord.samples import DType, Value
 from torch_tfrecord.torch_internals import sparse_parts
@@ -362,10 +361,9 @@ def write_arrow(
                 for row in batch.to_pylist():
                     writer.write(row)
     if rounded:
-        warnings.warn(
+        warn(
             f"float64 columns were rounded to float32, the floats of TFRecord files: {', '.join(sorted(rounded))}; "
-            "cast them to float32 where that is meant",
-            stacklevel=outer_level(),
+            "cast them to float32 where that is meant"
         )
     return [writer.path] if isinstance(writer, TFRecordWriter) else writer.paths
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +36,7 @@ from torch_tfrecord.columns import (
     make_parser,
 )
 from torch_tfrecord.error_log import ErrorLog
-from torch_tfrecord.errors import ParseError, TFRecordError, outer_level
+from torch_tfrecord.errors import ParseError, TFRecordError, warn
 from torch_tfrecord.files import Access, is_remote
 from torch_tfrecord.order import Rank
 from torch_tfrecord.protobuf import (
@@ -366,11 +365,10 @@ class KeyCheck:
             if lacking:
                 names = {key for _, key in there}
                 hints = "".join(nearest(key, names) for _, key in lacking)
-                warnings.warn(
+                warn(
                     f"none of {number} records looked at, of {len(files)} files, has the key of "
                     f"{', '.join(lacking.values())}: the first has {shown_keys(names)}. Correct the key, leave the "
-                    f"feature out, or ignore this warning{hints}",
-                    stacklevel=outer_level(),
+                    f"feature out, or ignore this warning{hints}"
                 )
 
 

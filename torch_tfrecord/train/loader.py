@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -23,7 +22,7 @@ from torch_tfrecord.arguments import (
     true_or_false,
 )
 from torch_tfrecord.columns import RecordFeatures
-from torch_tfrecord.errors import outer_level
+from torch_tfrecord.errors import warn
 from torch_tfrecord.lengths import LengthBatchSampler, PackedCollate
 from torch_tfrecord.loading import (
     DatasetOptions,
@@ -411,10 +410,9 @@ def _shuffle_of(dataset: object, shuffle: Shuffle) -> Shuffle:
     for store in compressed:
         store.has_warned = True  # the warning below says it, or the user chose this order
     if shuffle is True:
-        warnings.warn(
+        warn(
             f"{printable(compressed[0].slow_file or '')}: compressed files are shuffled in blocks of 4 MiB, "
             "mixed within windows of 64 MiB, so that each byte is decompressed about once per epoch. For an exact "
-            'shuffle, write the data uncompressed; to silence this warning, pass shuffle="blocks".',
-            stacklevel=outer_level(),
+            'shuffle, write the data uncompressed; to silence this warning, pass shuffle="blocks".'
         )
     return "blocks" if shuffle else False
