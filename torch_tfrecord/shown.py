@@ -18,7 +18,7 @@ __all__ = [
     "show_code",
     "shown_features",
     "shown_files",
-    "shown_items",
+    "shown_item",
     "shown_keys",
     "shown_list",
     "shown_text",
@@ -193,14 +193,8 @@ def shown_features(features: object) -> str:
     return f", features={_shown_start(features)}"
 
 
-def shown_items(datasets: Sequence[object]) -> str:
-    """The first few of several datasets: ours by their repr, others, which may show anything, by
-    class.
-    """
-    return shown_list(datasets, _shown_item)
-
-
-def _shown_item(item: object) -> str:
+def shown_item(item: object) -> str:
+    """One of several datasets: ours by their repr, others, which may show anything, by their class."""
     kind = type(item)
     is_ours = kind.__module__.startswith("torch_tfrecord.")
     return _start_of(repr(item), 4 * _MOST_LETTERS) if is_ours else kind.__name__

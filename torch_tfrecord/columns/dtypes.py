@@ -58,14 +58,6 @@ class ListKind(NamedTuple):
         """Pickle the name of the constant: kinds are compared by identity."""
         return self.field.upper()
 
-    def mismatch(self, found: ListKind) -> str:
-        """The text of the error for values of another dtype than asked for, as TensorFlow words
-        it.
-        """
-        return (
-            f"Data types don't match. Data type: {found.tf_name} but expected type: {self.tf_name}"
-        )
-
 
 INT64_LIST = ListKind(
     "int64_list", torch.int64, "int64", "int64", "int64: read torch.int64, then convert"

@@ -88,12 +88,7 @@ class FixedLenFeature(Feature):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        object.__setattr__(self, "shape", fixed_shape(self.shape))
-        check_list_dtype(self.dtype)
-        if self.default_value is not None:
-            object.__setattr__(
-                self, "default_value", default_values(self.default_value, self.shape, self.dtype)
-            )
+        _check_fields(self, fixed_shape(self.shape))
 
     def _layout(self) -> Layout:
         return self.dtype, self.shape
@@ -107,6 +102,18 @@ class FixedLenFeature(Feature):
         default.
         """
         return self._reader(name, in_context=True)
+
+
+def _check_fields(
+    spec: FixedLenFeature | FixedLenSequenceFeature, default_shape: tuple[int, ...]
+) -> None:
+    """Check the shape, the dtype, and a default of another shape."""
+    object.__setattr__(spec, "shape", fixed_shape(spec.shape))
+    check_list_dtype(spec.dtype)
+    default = spec.default_value
+    if default is not None:
+        default = default_values(default, default_shape, spec.dtype)
+        object.__setattr__(spec, "default_value", default)
 
 
 class _FixedReader:
@@ -344,12 +351,7 @@ class FixedLenSequenceFeature(Feature):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        object.__setattr__(self, "shape", fixed_shape(self.shape))
-        check_list_dtype(self.dtype)
-        if self.default_value is not None:
-            object.__setattr__(
-                self, "default_value", default_values(self.default_value, (), self.dtype)
-            )
+        _check_fields(self, ())
 
     def _layout(self) -> Layout:
         return self.dtype, (None, *self.shape)

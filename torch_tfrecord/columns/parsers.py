@@ -109,7 +109,10 @@ class Parser(Generic[_Sample, _Batch, _Found]):
         except TFRecordError:
             # The batch may have met another bad record first, or say less than the message does.
             for position, (row, key) in enumerate(zip(rows, keys.tolist(), strict=True)):
-                self._single_at(position, row, key)
+                try:
+                    self.single(row, key)
+                except TFRecordError as error:
+                    raise error.locate(position=position) from error.__cause__
             # Each record is fine by itself: so it was the batch, such as its memory.
             raise
 
@@ -142,12 +145,6 @@ class Parser(Generic[_Sample, _Batch, _Found]):
 
     def begin(self, rows: PackedRecords) -> None:
         """Let a thread of the core begin to parse the records of one batch, for `batches`, where it can."""
-
-    def _single_at(self, position: int, row: _Bytes, key: int) -> _Sample:
-        try:
-            return self.single(row, key)
-        except TFRecordError as error:
-            raise error.locate(position=position) from error.__cause__
 
     def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> Sequence[_Found]:
         """The contents of the records of several batches, not yet as values."""

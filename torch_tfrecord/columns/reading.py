@@ -138,9 +138,11 @@ class Want:
         )
 
     def wrong_kind(self, found: ListKind) -> ParseError:
-        """The error for values in another kind of list."""
+        """The error for values in another kind of list, as TensorFlow words it."""
         hint = "" if self.what in _PARTS else f"; the record holds {found.read_by}"
-        return self.error(f"{self.kind.mismatch(found)}{hint}")
+        return self.error(
+            f"Data types don't match. Data type: {found.tf_name} but expected type: {self.kind.tf_name}{hint}"
+        )
 
     def error(self, text: str) -> ParseError:
         """An error of this feature."""

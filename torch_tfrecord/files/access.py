@@ -174,14 +174,6 @@ class Access:
         # An option without a hash counts by its number, which is another one in another process.
         return {name: value for name, value in self.__dict__.items() if name != "_content"}
 
-    def __repr__(self) -> str:
-        parts = (
-            [f"storage_options={len(self.storage_options)} given"] if self.storage_options else []
-        )
-        parts += [f"cache_dir={self.cache_dir!r}"] if self.cache_dir is not None else []
-        parts += [f"cache_bytes={self.cache_bytes}"] if self.cache_bytes is not None else []
-        return f"Access({', '.join(parts)})"
-
 
 def _endpoint(options: Mapping[str, Any]) -> str:
     """Addresses and accounts of storages, which may have the same paths."""

@@ -48,9 +48,7 @@ class Streams:
         self._device, self._pid = device, -1
         self._module: Any = torch.get_device_module(device)
         self._check_fork()
-        found = (
-            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        )
+        found = torch.accelerator.current_accelerator(check_available=True)
         number = torch.accelerator.device_count()
         if found is None or found.type != device.type or (device.index or 0) >= number:
             there = "no accelerator" if found is None else f"{number} of type {found.type!r}"

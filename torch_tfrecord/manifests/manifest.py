@@ -37,7 +37,6 @@ __all__ = [
     "SUFFIX",
     "Manifest",
     "ShardRow",
-    "common_folder",
     "manifest_path",
     "pack_manifest",
     "relative_names",
@@ -345,20 +344,14 @@ class Manifest:
 # Names.
 
 
-def common_folder(files: Sequence[str]) -> str:
-    """The folder above all of some sorted files, as they write it, with its slash; "" for the
-    current one.
-    """
-    return _folder(os.path.commonprefix([files[0], files[-1]]))  # noqa: RUF071  # cut at a slash
-
-
 def manifest_path(files: Sequence[str], index_dir: str | None = None) -> str:
     """Where the manifest of sorted files is kept: in the hidden folder beside them, or in another
     folder.
     """
     if index_dir is not None:
         return os.path.join(index_dir, _NAME)
-    return os.path.join(os.path.dirname(IndexKeeper.place(common_folder(files))), _NAME)
+    begin = os.path.commonprefix([files[0], files[-1]])  # noqa: RUF071  # cut at a slash
+    return os.path.join(os.path.dirname(IndexKeeper.place(_folder(begin))), _NAME)
 
 
 def shard_paths(path: str, names: Sequence[str]) -> list[str]:

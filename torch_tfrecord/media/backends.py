@@ -83,9 +83,9 @@ def torchcodec_decoders() -> ModuleType | None:
     return module if hasattr(module, "decode_jpeg") and hasattr(module, "decode_png") else None
 
 
-def _unsupported(backend: str, wanted: str, got: str) -> ImageDecodeError:
+def _unsupported(wanted: str, got: str) -> ImageDecodeError:
     return ImageDecodeError(
-        f"expected {wanted} for backend={backend!r}, got {got}; backend='auto' and 'pillow' read it"
+        f"expected {wanted} for backend='torchcodec', got {got}; backend='auto' and 'pillow' read it"
     )
 
 
@@ -97,10 +97,10 @@ def _decode_with_torchcodec(
     """
     decoders: Any = torchcodec_decoders()
     if header.format not in ("jpeg", "png"):
-        raise _unsupported("torchcodec", "a JPEG or PNG image", header.format.upper())
+        raise _unsupported("a JPEG or PNG image", header.format.upper())
     is_cmyk = header.format == "jpeg" and header.channels == 4
     if is_cmyk and not header.adobe:
-        raise _unsupported("torchcodec", "Adobe's marker in a CMYK JPEG image", "none")
+        raise _unsupported("Adobe's marker in a CMYK JPEG image", "none")
     # Copy read-only bytes: torch warns about them, and torchcodec would silence that through global
     # warning filters.
     is_writable = isinstance(data, memoryview) and not data.readonly

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["Image", "ImageReader"]
 
 _Shape: TypeAlias = tuple[Any, ...]
-_CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "unchanged": None}
+_CHANNELS = {**CHANNELS, "unchanged": None}
 
 
 @knows_keywords

@@ -81,8 +81,9 @@ class MediaSpec(OneValueSpec):
                 f"random_start of {name!r}: features of a SequenceExample are not drawn at random"
             )
 
-    def _check_common(self, **counts: int | None) -> None:
-        for argument, count in counts.items():
+    def _check_common(self, *counts: str) -> None:
+        for argument in counts:
+            count = getattr(self, argument)
             if count is not None:
                 object.__setattr__(self, argument, at_least(1, argument, count))
         true_or_false("random_start", self.random_start)
@@ -141,11 +142,7 @@ class Audio(MediaSpec, Feature):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        self._check_common(
-            sample_rate=self.sample_rate,
-            num_channels=self.num_channels,
-            num_samples=self.num_samples,
-        )
+        self._check_common("sample_rate", "num_channels", "num_samples")
         true_or_false("return_rate", self.return_rate)
         if self.random_start and self.num_samples is None:
             raise ValueError("random_start needs num_samples: how long the window is that is drawn")
@@ -242,7 +239,7 @@ class Video(MediaSpec, Feature):
     def __post_init__(self) -> None:
         """Check the fields."""
         super().__post_init__()
-        self._check_common(num_frames=self.num_frames, step=self.step)
+        self._check_common("num_frames", "step")
         true_or_false("return_times", self.return_times)
         if self.frames is not None and not isinstance(self.frames, slice):
             object.__setattr__(self, "frames", _numbers(self.frames))

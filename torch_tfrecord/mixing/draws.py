@@ -112,29 +112,23 @@ class WeightedTurns:
         )
 
 
-class _Node:
+class _Node(NamedTuple):
     """A node of the tree: turns that two sides share."""
 
-    def __init__(
-        self,
-        lighter: _Node | int,
-        heavier: _Node | int,
-        share: int,
-        whole: int,
-        stream: RandomStream,
-    ) -> None:
-        self.lighter, self.heavier = lighter, heavier
-        self._share, self._whole = share, whole
-        self._stream = stream
+    lighter: _Node | int
+    heavier: _Node | int
+    share: int
+    whole: int
+    stream: RandomStream
 
     def lighter_turns(self, place: int) -> tuple[int, bool]:
         """How many turns the lighter side has before a place, and whether that place is its turn,
         too.
         """
-        number = place * self._share // self._whole
-        begin = -(-number * self._whole // self._share)
-        end = -(-(number + 1) * self._whole // self._share)
-        chosen = begin + (self._stream.number_at(number) * (end - begin) >> 64)
+        number = place * self.share // self.whole
+        begin = -(-number * self.whole // self.share)
+        end = -(-(number + 1) * self.whole // self.share)
+        chosen = begin + (self.stream.number_at(number) * (end - begin) >> 64)
         return number + (chosen < place), chosen == place
 
 

@@ -22,7 +22,7 @@ from torch_tfrecord.mixing.draws import (
 )
 from torch_tfrecord.order import DrawEpoch, Leaves, Part, Permutation
 from torch_tfrecord.random_stream import RandomStream
-from torch_tfrecord.shown import shown_items, shown_list, shown_value
+from torch_tfrecord.shown import shown_item, shown_list, shown_value
 
 __all__ = ["Mixture"]
 
@@ -325,7 +325,7 @@ class Mixture(HintsOfDataset, Dataset[Any]):
             shown = shown_list([f"{name!r} {share}{size} samples" for name, share, size in parts])
             return f"Mixture({length} of {len(self.names)} datasets: {shown})"
         sizes = f"{len(self.datasets)} datasets of [{shown_list(self._sizes)}] samples"
-        return f"Mixture({length} of {sizes}: {shown_items(self.datasets)})"
+        return f"Mixture({length} of {sizes}: {shown_list(self.datasets, shown_item)})"
 
 
 def _size(dataset: Any) -> int:

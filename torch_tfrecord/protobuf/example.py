@@ -49,7 +49,8 @@ __all__ = [
     "join_arrays",
 ]
 
-Values: TypeAlias = "Ints | npt.NDArray[np.float32] | list[bytes]"
+_Floats: TypeAlias = "npt.NDArray[np.float32]"
+Values: TypeAlias = "Ints | _Floats | list[bytes]"
 # See `TFRecordWriter.write_columns`.
 _Lists: TypeAlias = "tuple[str, Any, Any, Ints, npt.NDArray[np.bool_]]"
 _Encoders: TypeAlias = "dict[str, tuple[str, Encoder]]"
@@ -386,7 +387,7 @@ def decode_sequence_example(
     return _decode_map(message.context.feature), steps
 
 
-def join_arrays(messages: Sequence[ListMessage]) -> Ints | npt.NDArray[np.float32]:
+def join_arrays(messages: Sequence[ListMessage]) -> Ints | _Floats:
     """Concatenate Int64List or FloatList messages of one kind into a new 1-D array, bit for bit."""
     if isinstance(messages[0], FloatList):
         return np.frombuffer(b"".join(map(_float_bytes, messages)), dtype="<f4").astype(np.float32)
@@ -514,7 +515,7 @@ def _int_leaves(values: Sequence[Any]) -> Ints:
         ) from error
 
 
-def _float_leaves(values: Sequence[object]) -> npt.NDArray[np.float32]:
+def _float_leaves(values: Sequence[object]) -> _Floats:
     try:
         return np.frombuffer(bytearray(struct.pack(f"={len(values)}f", *values)), np.float32)
     except (OverflowError, struct.error) as error:
@@ -610,7 +611,7 @@ def _sort_out_array(array: _Array) -> ListValues:
     raise TypeError(f"expected {_ALLOWED}, got an array of dtype {array.dtype}")
 
 
-def _float_array_leaves(array: _Array) -> npt.NDArray[np.float32]:
+def _float_array_leaves(array: _Array) -> _Floats:
     with np.errstate(over="ignore"):
         # NumPy only warns of what becomes infinite, and warnings can be switched off.
         single = array.astype(np.float32)
