@@ -8,7 +8,7 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from operator import index as as_integer
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
@@ -24,6 +24,7 @@ __all__ = [
     "PathLike",
     "Paths",
     "Shuffle",
+    "StorageOptions",
     "WritableSpec",
     "at_least",
     "check_callable",
@@ -55,6 +56,9 @@ Paths: TypeAlias = "PathLike | Sequence[PathLike]"
 
 Shuffle: TypeAlias = bool | Literal["blocks"]
 """Whether to use a new order in each epoch; "blocks" reads nearly in sequence."""
+
+StorageOptions: TypeAlias = Mapping[str, Any] | None
+"""How a storage is reached, as fsspec's: keys, an endpoint, and the like."""
 
 
 class Encoder(Protocol):

@@ -35,7 +35,6 @@ __all__ = [
     "TENSOR_BYTES",
     "Array",
     "BatchBudget",
-    "DeviceRows",
     "DeviceWork",
     "Ints",
     "Keys",

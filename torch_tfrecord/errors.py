@@ -44,6 +44,7 @@ __all__ = [
     "name_path",
     "needs_extra",
     "optional_import",
+    "os_error",
     "raise_first",
     "read_each",
     "warn",
@@ -276,6 +277,11 @@ def raise_first(unit: str, count: int, read: Callable[[int], object]) -> None:
 def locate_value(error: Exception, where: str) -> TypeError | ValueError:
     """An error of a value that also says where the value is."""
     return (TypeError if isinstance(error, TypeError) else ValueError)(f"{where}: {error}")
+
+
+def os_error(number: int, path: str) -> OSError:
+    """The system's error with this number about a path, of its own class, such as FileNotFoundError."""
+    return OSError(number, os.strerror(number), without_secrets(path))
 
 
 @contextlib.contextmanager

@@ -30,7 +30,6 @@ __all__ = [
     "ProcessCache",
     "compiled_copy",
     "each_at_once",
-    "in_thread",
     "module_of_process",
     "num_allowed",
     "num_processors",

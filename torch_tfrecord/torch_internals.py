@@ -18,10 +18,8 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 __all__ = [
-    "CollateFunctions",
     "as_kind_of",
     "as_plain_tensors",
-    "choose_sparse_checks",
     "collate_by_kinds",
     "collate_functions",
     "has_hooks",

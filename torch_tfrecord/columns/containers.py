@@ -33,7 +33,6 @@ from torch_tfrecord.torch_internals import (
 
 __all__ = [
     "Nested",
-    "Numbers",
     "RaggedTensor",
     "SparseList",
     "as_plain",
@@ -42,7 +41,6 @@ __all__ = [
     "split_lists",
     "stack",
     "stack_samples",
-    "wrap_nested",
 ]
 
 Numbers: TypeAlias = "torch.Tensor | npt.NDArray[Any]"

@@ -36,7 +36,6 @@ __all__ = [
     "list_kind",
     "nest",
     "shape_with_names",
-    "value_range",
 ]
 
 Values: TypeAlias = dict[str, Value]

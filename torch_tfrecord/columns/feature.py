@@ -48,7 +48,6 @@ __all__ = [
     "Feature",
     "Layout",
     "SequenceFeatures",
-    "ValueEncoder",
     "copy_mappings",
     "make_context_reader",
     "make_reader",

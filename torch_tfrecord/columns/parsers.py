@@ -30,6 +30,7 @@ from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import Values
 from torch_tfrecord.columns.feature import Feature, make_reader
 from torch_tfrecord.columns.reading import (
+    Buffer,
     Column,
     LackingError,
     Reader,
@@ -51,7 +52,6 @@ __all__ = [
     "read_one",
 ]
 
-_Bytes: TypeAlias = bytes | bytearray | memoryview
 _Sample = TypeVar("_Sample")
 _Batch = TypeVar("_Batch")
 _Found = TypeVar("_Found")
@@ -84,11 +84,11 @@ class Parser(Generic[_Sample, _Batch, _Found]):
         """The memory budget of this many batches; each ``with`` starts a fresh one."""
         return BatchBudget(self.max_batch_bytes * num_batches)
 
-    def single(self, serialized: _Bytes, key: int = 0) -> _Sample:
+    def single(self, serialized: Buffer, key: int = 0) -> _Sample:
         """Parse one record."""
         raise NotImplementedError
 
-    def batch(self, records: Iterable[_Bytes], keys: Keys | None = None) -> _Batch:
+    def batch(self, records: Iterable[Buffer], keys: Keys | None = None) -> _Batch:
         """Parse several records into columns.
 
         Dense columns of a batch may share one block of memory, which lives as long as any of them.
@@ -209,7 +209,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
                 make_reader(name, spec, pads=True) for name, spec in self.features.items()
             ]
 
-    def single(self, serialized: _Bytes, key: int = 0) -> Values:
+    def single(self, serialized: Buffer, key: int = 0) -> Values:
         """Parse one serialized Example; see `parse_single_example`.
 
         Args:
@@ -300,7 +300,7 @@ class PartParser(Parser[Value, Value, PackedRecords]):
     a batch of one.
     """
 
-    def single(self, serialized: _Bytes, key: int = 0) -> Value:
+    def single(self, serialized: Buffer, key: int = 0) -> Value:
         """Parse one record."""
         try:
             with self.budget():

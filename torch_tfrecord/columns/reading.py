@@ -39,7 +39,6 @@ __all__ = [
     "StepReader",
     "Want",
     "Work",
-    "at_step",
     "check_steps",
     "labelled",
     "locate_row",

@@ -18,7 +18,7 @@ from torch_tfrecord.columns.dtypes import BYTES_LIST
 from torch_tfrecord.columns.example_lists import ExampleListParser, ListFeatures
 from torch_tfrecord.columns.feature import Feature, Layout, SequenceFeatures, make_reader
 from torch_tfrecord.columns.parsers import ExampleParser, Parser, PartParser
-from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, read_columns
+from torch_tfrecord.columns.reading import NO_OFFSETS, Buffer, Column, Reader, read_columns
 from torch_tfrecord.columns.sequences import SequenceExampleParser
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import RecordPlace, Value
@@ -26,7 +26,6 @@ from torch_tfrecord.samples import RecordPlace, Value
 __all__ = [
     "RecordFeatures",
     "Source",
-    "ValueParser",
     "make_parser",
     "parse_example",
     "parse_sequence_example",
@@ -103,7 +102,6 @@ class ValueParser(PartParser):
 
 
 _P = TypeVar("_P")
-_Bytes: TypeAlias = bytes | bytearray | memoryview
 _Specs: TypeAlias = tuple[RecordFeatures | None, ...]
 
 # The parsers built last, as these functions are usually called for each record with the same specs:
@@ -199,10 +197,10 @@ def _sequence_parser(*specs: Any, max_batch_bytes: int) -> SequenceExampleParser
 
 
 @overload
-def parse_single_example(serialized: _Bytes, features: Mapping[str, Feature]) -> dict[str, Any]: ...
+def parse_single_example(serialized: Buffer, features: Mapping[str, Feature]) -> dict[str, Any]: ...
 @overload
-def parse_single_example(serialized: _Bytes, features: RecordFeatures) -> Any: ...
-def parse_single_example(serialized: _Bytes, features: RecordFeatures | None = None) -> Any:
+def parse_single_example(serialized: Buffer, features: RecordFeatures) -> Any: ...
+def parse_single_example(serialized: Buffer, features: RecordFeatures | None = None) -> Any:
     """Parse one serialized tf.train.Example with a mapping of feature specs, like
     ``tf.io.parse_single_example``.
 
@@ -237,20 +235,20 @@ def parse_single_example(serialized: _Bytes, features: RecordFeatures | None = N
 
 @overload
 def parse_example(
-    serialized_list: Iterable[_Bytes] | _Bytes,
+    serialized_list: Iterable[Buffer] | Buffer,
     features: Mapping[str, Feature],
     *,
     max_batch_bytes: int = ...,
 ) -> dict[str, Any]: ...
 @overload
 def parse_example(
-    serialized_list: Iterable[_Bytes] | _Bytes,
+    serialized_list: Iterable[Buffer] | Buffer,
     features: RecordFeatures,
     *,
     max_batch_bytes: int = ...,
 ) -> Any: ...
 def parse_example(
-    serialized_list: Iterable[_Bytes] | _Bytes,
+    serialized_list: Iterable[Buffer] | Buffer,
     features: RecordFeatures | None = None,
     *,
     max_batch_bytes: int = MAX_BATCH_BYTES,
@@ -293,7 +291,7 @@ def parse_example(
 
 
 def parse_single_sequence_example(
-    serialized: _Bytes,
+    serialized: Buffer,
     context_features: Mapping[str, Feature] | None = None,
     sequence_features: Mapping[str, Feature] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -336,7 +334,7 @@ def parse_single_sequence_example(
 
 
 def parse_sequence_example(
-    serialized_list: Iterable[_Bytes] | _Bytes,
+    serialized_list: Iterable[Buffer] | Buffer,
     context_features: Mapping[str, Feature] | None = None,
     sequence_features: Mapping[str, Feature] | None = None,
     *,

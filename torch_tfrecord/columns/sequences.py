@@ -37,7 +37,9 @@ from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import Value
 
-__all__ = ["SequenceExampleParser", "SequencePlan"]
+__all__ = [
+    "SequenceExampleParser",
+]
 
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 

@@ -23,7 +23,7 @@ from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import dtype_name
 
-__all__ = ["MAX_FILL_BYTES", "ParsedTensor", "parse_tensor", "serialize_tensor"]
+__all__ = ["MAX_FILL_BYTES", "parse_tensor", "serialize_tensor"]
 
 # Limit on values that are filled in rather than stored in the message: 64 MiB. Stored values have
 # no limit.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from torch_tfrecord.arguments import PathLike, check_compression_type
+from torch_tfrecord.arguments import PathLike, StorageOptions, check_compression_type
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.files import Access, is_remote, local_path, open_file
 from torch_tfrecord.records import RecordScanner, SkippedBytes, TFRecordWriter, open_stream
@@ -59,7 +57,7 @@ def salvage(
     out: PathLike,
     *,
     compression_type: str | None = "auto",
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> SalvageReport:
     """Copy every record of a damaged file whose two checksums fit to a new file, in order.
 

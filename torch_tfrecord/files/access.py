@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Protocol, cast
 
-from torch_tfrecord.arguments import PathLike
+from torch_tfrecord.arguments import PathLike, StorageOptions
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files.local_file import LocalFile
 from torch_tfrecord.files.storage import FileSource, RemoteInfo, is_remote
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["Access", "RangeCache", "open_file"]
+__all__ = ["Access", "open_file"]
 
 _SHORTEST_SECRET = 4  # letters: shorter texts are in any text
 
@@ -84,7 +84,7 @@ class Access:
 
     def __init__(
         self,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: StorageOptions = None,
         cache_dir: PathLike | None = None,
         cache_bytes: int | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from torch_tfrecord.errors import name_path
+from torch_tfrecord.errors import name_path, os_error
 from torch_tfrecord.files.local_file import open_path
 
 __all__ = ["AtomicFile", "HiddenFolder"]
@@ -60,7 +60,7 @@ class AtomicFile:
 
     def _open(self) -> int:
         if self._target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            raise os_error(errno.EISDIR, self.path)
         if not self.is_regular:
             # O_NONBLOCK: a FIFO without a reader is an error, not a wait.
             fd = open_path(os.open, self._target, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.batch_memory import Ints, scratch_bytes
-from torch_tfrecord.errors import CorruptRecordError, name_path
+from torch_tfrecord.errors import CorruptRecordError, name_path, os_error
 from torch_tfrecord.files.storage import FileSource, ReadTogether, truncated
 from torch_tfrecord.native import native_module
 from torch_tfrecord.per_process import PerProcess
@@ -34,7 +34,7 @@ from torch_tfrecord.per_process import PerProcess
 if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job
 
-__all__ = ["Descriptor", "LocalFile", "Owner", "open_path", "read_pieces"]
+__all__ = ["Descriptor", "LocalFile", "open_path", "read_pieces"]
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 _NONE: Ints = np.empty(0, np.int64)
@@ -222,7 +222,7 @@ class LocalFile(FileSource):
         held = Descriptor.reserve(self).open(path)
         status = os.fstat(held.number)
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise os_error(errno.EISDIR, path)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(
                 errno.EINVAL, "expected a regular file, got a pipe, socket or device", path

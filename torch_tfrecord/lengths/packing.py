@@ -25,7 +25,9 @@ from torch_tfrecord.loading import ColumnCollate
 from torch_tfrecord.order import RecordOrder, digest
 from torch_tfrecord.samples import Batch, Columns, Samples, place_of
 
-__all__ = ["PackOrder", "PackedCollate", "pack_lengths"]
+__all__ = [
+    "PackedCollate",
+]
 
 
 @dataclass(frozen=True)

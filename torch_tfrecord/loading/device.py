@@ -25,8 +25,6 @@ from torch_tfrecord.torch_internals import is_in_bad_fork, next_batch, workers_o
 __all__ = [
     "DevicePrefetcher",
     "Event",
-    "Streams",
-    "accelerator_of",
 ]
 
 

@@ -18,6 +18,7 @@ from torch_tfrecord.arguments import (
     OnError,
     PathLike,
     Paths,
+    StorageOptions,
     at_least,
     check_callable,
     check_compression_type,
@@ -236,7 +237,7 @@ class DatasetOptions(TypedDict, total=False):
     index: IndexPolicy
     index_dir: PathLike | None
     max_batch_bytes: int
-    storage_options: Mapping[str, Any] | None
+    storage_options: StorageOptions
     cache_dir: PathLike | None
     cache_bytes: int | None
     on_error: OnError
@@ -273,7 +274,7 @@ class MapDataset(StagedDataset):
         index: IndexPolicy = "auto",
         index_dir: PathLike | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: StorageOptions = None,
         cache_dir: PathLike | None = None,
         cache_bytes: int | None = None,
         on_error: OnError = "raise",

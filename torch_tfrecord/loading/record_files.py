@@ -28,7 +28,6 @@ from torch_tfrecord.samples import RecordPlace
 from torch_tfrecord.shown import printable
 
 __all__ = [
-    "ArrayRecordFiles",
     "RecordFiles",
     "SingleRecords",
 ]

@@ -28,7 +28,6 @@ from torch_tfrecord.samples import (
 )
 
 __all__ = [
-    "UNSEEN",
     "Sample",
     "SampleBlock",
     "is_plain",

@@ -49,7 +49,6 @@ from torch_tfrecord.samples import (
 __all__ = [
     "RecordRows",
     "SampleMaker",
-    "SampleParser",
     "helped_by",
     "is_users",
     "transform_samples",

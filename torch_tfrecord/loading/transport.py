@@ -42,7 +42,6 @@ __all__ = [
     "build",
     "for_transport",
     "span",
-    "view_of",
 ]
 
 # If torch sends the tensors, a larger one gets its own file, whose cost is small compared to its

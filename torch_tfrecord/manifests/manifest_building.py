@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch_tfrecord.arguments import PathLike, Paths
+from torch_tfrecord.arguments import PathLike, Paths, StorageOptions
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.files import Access, AtomicFile, RemoteInfo, is_remote, local_path, open_file
 from torch_tfrecord.manifests.manifest import (
@@ -25,7 +24,7 @@ from torch_tfrecord.records import IndexKeeper, RecordIndex, found_files
 from torch_tfrecord.remote import upload_bytes
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["WrittenManifest", "build_manifest", "write_manifest"]
+__all__ = ["build_manifest", "write_manifest"]
 
 
 class WrittenManifest(NamedTuple):
@@ -50,7 +49,7 @@ def build_manifest(
     paths: Paths,
     out: PathLike | None = None,
     *,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> str:
     """Write one file for the indexes of all shards, from which a dataset opens without a look at
     each.

@@ -36,8 +36,6 @@ from torch_tfrecord.media.headers import ImageHeader
 __all__ = [
     "DECODERS",
     "TORCHCODEC_PIP",
-    "gray_of_colors",
-    "needs_gamma",
     "torchcodec_decoders",
 ]
 

@@ -43,7 +43,6 @@ __all__ = [
     "batch_tensor",
     "check_image_shape",
     "crop_job",
-    "decode_region",
     "empty_batch",
     "image_sizes",
     "normalization",

@@ -23,7 +23,7 @@ from torch_tfrecord.errors import ImageDecodeError, warn_once
 if TYPE_CHECKING:
     from torch_tfrecord.native.jpeg import CropJob
 
-__all__ = ["DeviceCrops", "device_decoder", "leave", "num_left"]
+__all__ = ["leave", "num_left"]
 
 _Decode: TypeAlias = Callable[..., list[torch.Tensor]]
 # Before it, kernels of other streams could still read memory that it wrote: its pull request 1634.

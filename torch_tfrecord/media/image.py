@@ -60,7 +60,9 @@ from torch_tfrecord.shown import dtype_name
 if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job
 
-__all__ = ["Image", "ImageReader"]
+__all__ = [
+    "Image",
+]
 
 _Shape: TypeAlias = tuple[Any, ...]
 _CHANNELS = {**CHANNELS, "unchanged": None}

@@ -19,7 +19,6 @@ from torch_tfrecord.samples import Value
 
 __all__ = [
     "Frames",
-    "Sound",
     "decode_frames",
     "decode_sound",
     "decoders_state",

@@ -18,7 +18,10 @@ from torch_tfrecord.phases import Phase
 from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.samples import Value, mark_listed
 
-__all__ = ["Audio", "MediaSpec", "Video", "window_start"]
+__all__ = [
+    "Audio",
+    "Video",
+]
 
 
 class MediaSpec(OneValueSpec):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from fractions import Fraction
 from itertools import count
@@ -21,9 +22,7 @@ from torch_tfrecord.random_stream import RandomStream
 __all__ = [
     "STOPS",
     "ChoicePlan",
-    "Turn",
     "WeightedPlan",
-    "WeightedTurns",
     "listed_weights",
     "mixture_weights",
 ]
@@ -39,10 +38,9 @@ class Turn(NamedTuple):
 
 
 def _as_fraction(weight: float | Fraction) -> Fraction:
-    try:
+    fraction = Fraction()
+    with suppress(ValueError, ZeroDivisionError):
         fraction = weight if isinstance(weight, Fraction) else Fraction(str(weight))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"weights must be finite numbers above 0, got {weight!r}") from None
     if fraction <= 0:
         raise ValueError(f"weights must be finite numbers above 0, got {weight!r}")
     return fraction

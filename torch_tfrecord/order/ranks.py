@@ -22,7 +22,6 @@ __all__ = [
     "Rank",
     "RankSampler",
     "give_forgotten_states",
-    "in_process_group",
     "is_automatic",
     "other_epoch",
 ]

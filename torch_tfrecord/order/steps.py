@@ -33,9 +33,7 @@ __all__ = [
     "Place",
     "Plan",
     "RecordOrder",
-    "RecordSteps",
     "StepOrder",
-    "Steps",
     "digest",
 ]
 

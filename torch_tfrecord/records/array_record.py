@@ -27,7 +27,6 @@ from torch_tfrecord.shown import without_secrets
 __all__ = [
     "ArrayRecordFile",
     "ArrayRecordStream",
-    "array_record_module",
     "is_array_record",
 ]
 

@@ -41,7 +41,6 @@ __all__ = [
     "frame",
     "guess_content",
     "is_header",
-    "masked_crc32c",
     "payload_length",
 ]
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 from crc32c import crc32c
 
-from torch_tfrecord.arguments import PathLike, check_compression_type
+from torch_tfrecord.arguments import PathLike, StorageOptions, check_compression_type
 from torch_tfrecord.batch_memory import Array, Ints
 from torch_tfrecord.errors import IndexMismatchError
 from torch_tfrecord.extensions import attached, is_there
@@ -41,7 +41,7 @@ from torch_tfrecord.records.scan import Block, RecordScanner, SkippedBytes
 from torch_tfrecord.records.sidecar import ArrayPlace, SidecarFormat, stored_number
 from torch_tfrecord.samples import RecordPlace
 
-__all__ = ["COMPRESSION_TYPES", "ColumnReader", "RecordIndex"]
+__all__ = ["COMPRESSION_TYPES", "RecordIndex"]
 
 COMPRESSION_TYPES = ("", "GZIP", "ZLIB", "SNAPPY")
 _FORMAT = SidecarFormat(
@@ -334,9 +334,7 @@ class RecordIndex:
         )
 
     @classmethod
-    def load(
-        cls, path: PathLike, *, storage_options: Mapping[str, Any] | None = None
-    ) -> RecordIndex:
+    def load(cls, path: PathLike, *, storage_options: StorageOptions = None) -> RecordIndex:
         """Read an index that `save` wrote, and check all of it but its data file.
 
         Args:

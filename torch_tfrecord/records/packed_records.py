@@ -24,7 +24,7 @@ from torch_tfrecord.records.framing import (
 if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job, Started
 
-__all__ = ["PackedRecords", "Walk", "are_good", "walk"]
+__all__ = ["PackedRecords", "are_good", "walk"]
 
 _Bytes: TypeAlias = "bytes | bytearray | memoryview"
 

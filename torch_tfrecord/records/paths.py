@@ -17,9 +17,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias, cast
 
-from torch_tfrecord.arguments import PathLike, Paths, nearest
+from torch_tfrecord.arguments import PathLike, Paths, StorageOptions, nearest
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, local_path, open_file, open_path
@@ -32,7 +32,6 @@ from torch_tfrecord.shown import printable, without_secrets
 __all__ = [
     "find_files",
     "found_files",
-    "is_companion",
     "named_manifest",
     "shard_name",
     "without_companions",
@@ -107,7 +106,7 @@ def _is_manifest_file(path: str) -> bool:
     )
 
 
-def find_files(paths: Paths, *, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+def find_files(paths: Paths, *, storage_options: StorageOptions = None) -> list[str]:
     """The files that the datasets read for `paths`, sorted by their bytes.
 
     Names are all that is looked at, so that a set of any size is listed at once: no file is read or

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import Any, BinaryIO, TypeAlias, cast, get_args
+from typing import BinaryIO, TypeAlias, cast, get_args
 
 import numpy as np
 
-from torch_tfrecord.arguments import OnError, Paths, check_compression_type, one_of
+from torch_tfrecord.arguments import OnError, Paths, StorageOptions, check_compression_type, one_of
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import (
     CorruptRecordError,
     IndexMismatchError,
     LimitExceededError,
     TFRecordError,
+    os_error,
     warn,
 )
 from torch_tfrecord.files import (
@@ -60,7 +60,7 @@ def read_records(
     compression_type: str | None = "auto",
     verify_crc: bool = True,
     on_error: OnError = "raise",
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> Iterator[bytes]:
     """Read all records of a file, or of several, in order.
 
@@ -161,7 +161,7 @@ class _PipeSource(SequentialSource):
         return data
 
     def _restart(self) -> None:
-        raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE), self.path)
+        raise os_error(errno.ESPIPE, self.path)
 
 
 class RecordReader:

@@ -33,14 +33,13 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.errors import IndexMismatchError, name_path
+from torch_tfrecord.errors import IndexMismatchError, name_path, os_error
 from torch_tfrecord.files import Access, AtomicFile, FileSource, is_remote, open_file
 from torch_tfrecord.shown import without_secrets, without_signature
 
 __all__ = [
     "SIDECAR_FOLDER",
     "ArrayPlace",
-    "Sidecar",
     "SidecarFormat",
     "about_data",
     "in_sidecar_folder",
@@ -456,7 +455,7 @@ def _check_replaceable(path: str) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise OSError(errno.ELOOP, "expected no symbolic link at the place of the index", path)
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        raise os_error(errno.EISDIR, path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "expected a regular file at the place of the index", path)
     try:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from torch_tfrecord.arguments import (
     PathLike,
+    StorageOptions,
     WritableSpec,
     at_least,
     check_compression_type,
@@ -58,7 +59,7 @@ class _Writer(ABC):
         self,
         name: str,
         features: Mapping[str, WritableSpec] | None,
-        storage_options: Mapping[str, Any] | None,
+        storage_options: StorageOptions,
     ) -> None:
         self._encoder = RowEncoder(features)
         self._access, self._name = Access(storage_options), without_secrets(name)
@@ -299,7 +300,7 @@ class TFRecordWriter(_Writer):
         compression_type: str | None = "auto",
         compression_level: int | None = None,
         write_index: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: StorageOptions = None,
         features: Mapping[str, WritableSpec] | None = None,
         member_bytes: int | None = _MEMBER_BYTES,
     ) -> None:
@@ -371,7 +372,7 @@ class ShardedTFRecordWriter(_Writer):
         compression_type: str | None = "auto",
         suffix: str = ".tfrecord",
         write_index: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: StorageOptions = None,
         features: Mapping[str, WritableSpec] | None = None,
         member_bytes: int | None = _MEMBER_BYTES,
     ) -> None:

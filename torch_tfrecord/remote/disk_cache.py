@@ -36,7 +36,7 @@ from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote.store import FileRange, RemotePart
 from torch_tfrecord.shown import printable, without_signature
 
-__all__ = ["CacheInfo", "DiskCache", "Finish", "cache_info"]
+__all__ = ["DiskCache", "Finish", "cache_info"]
 
 STATE_NAME = "torch_tfrecord.cache"
 LEAST_BYTES = 1 << 14

@@ -26,9 +26,7 @@ from torch_tfrecord.remote.obstore_options import ObstoreConfig
 from torch_tfrecord.remote.store import PASSING_STATUSES, Store, StoreError, part_bytes
 
 __all__ = [
-    "CONNECT_SECONDS",
     "REQUEST_SECONDS",
-    "STALL_SECONDS",
     "ObstoreProcess",
     "ObstoreStore",
     "answer_requests",

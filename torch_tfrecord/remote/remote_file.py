@@ -5,7 +5,6 @@ under way before it is needed; and whole blocks in memory.
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import weakref
 from collections import deque
@@ -15,6 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from crc32c import crc32c
 
+from torch_tfrecord.errors import os_error
 from torch_tfrecord.files import Access, FileSource, RemoteInfo
 from torch_tfrecord.per_process import PerProcess, ProcessCache
 from torch_tfrecord.remote.disk_cache import DiskCache
@@ -28,7 +28,7 @@ from torch_tfrecord.remote.transfers import (
 )
 from torch_tfrecord.shown import without_secrets
 
-__all__ = ["AheadFile", "BlockMemory", "FilesAhead", "RemoteFile", "begin_opening"]
+__all__ = ["BlockMemory", "FilesAhead", "RemoteFile", "begin_opening"]
 
 # Two ranges with at most so many bytes between them become one: a request takes as much processor
 # time as the bytes.
@@ -83,7 +83,7 @@ class RemoteFile(FileSource):
     def __init__(self, path: str, access: Access, info: RemoteInfo) -> None:
         self.path, self.access, self._info = path, access, info
         if info.is_folder:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), without_secrets(path))
+            raise os_error(errno.EISDIR, path)
         if info.size is None:
             text = "expected a file whose size the storage tells, got none"
             raise OSError(errno.ESPIPE, text, without_secrets(path))

@@ -33,10 +33,7 @@ from torch_tfrecord.shown import without_secrets
 __all__ = [
     "STORAGES",
     "RemoteNames",
-    "UploadFile",
-    "infos_if_there",
     "upload_bytes",
-    "upload_files",
     "upload_folder",
 ]
 

@@ -23,7 +23,7 @@ from torch_tfrecord.remote.obstore_options import ObstoreConfig, obstore_config
 from torch_tfrecord.remote.obstore_store import ObstoreProcess, ObstoreStore
 from torch_tfrecord.remote.store import Store
 
-__all__ = ["fsspec_store_of", "obstore_stores", "store_of"]
+__all__ = ["fsspec_store_of", "store_of"]
 
 _INSTEAD = "fsspec reads in its place"
 _StoreMaker = Callable[[str, ObstoreConfig, Access], Store]

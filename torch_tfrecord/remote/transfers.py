@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.errors import CorruptRecordError, RemoteError
+from torch_tfrecord.errors import CorruptRecordError, RemoteError, os_error
 from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote.disk_cache import DiskCache, Finish
@@ -31,7 +31,6 @@ from torch_tfrecord.shown import without_secrets
 
 __all__ = [
     "LARGEST_PIECE",
-    "MOST_ATTEMPTS",
     "Job",
     "Started",
     "Transfer",
@@ -69,7 +68,7 @@ def _ask(shared: _Shared, job: Job, on_refusal: Callable[[], None]) -> object:
             return None if shared.outcome.done() else call(store, name)
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             code = _ERROR_NUMBERS.get(type(error), errno.ENOENT)
-            raise OSError(code, os.strerror(code), without_secrets(path)) from None
+            raise os_error(code, path) from None
         except PermissionError:
             raise _forbidden(what, without_secrets(path)) from None
         except StoreError as error:

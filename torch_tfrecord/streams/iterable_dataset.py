@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NoReturn
@@ -16,6 +16,7 @@ from torch_tfrecord.arguments import (
     OnError,
     PathLike,
     Paths,
+    StorageOptions,
     at_least,
     check_callable,
     check_compression_type,
@@ -125,7 +126,7 @@ class TFRecordIterableDataset(HintsOfDataset, IterableDataset[Any]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: StorageOptions = None,
         cache_dir: PathLike | None = None,
         cache_bytes: int | None = None,
     ) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
-from torch_tfrecord.arguments import PathLike, Paths, check_compression_type
+from torch_tfrecord.arguments import PathLike, Paths, StorageOptions, check_compression_type
 from torch_tfrecord.columns import Nested, VarLenFeature, make_parser
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, local_path, open_file
@@ -158,7 +158,7 @@ def build_index(
     compression_type: str | None = "auto",
     index_bytes_ratio: float = 0.005,
     index_dir: PathLike | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> RecordIndex | Any:
     """Find every record of a file, or of several, by reading each once; without `verify_crc` only
     the headers, of its records or (of what `TFRecordWriter` compressed) of its members.

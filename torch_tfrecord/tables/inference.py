@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.arguments import Paths, at_least, nearest
+from torch_tfrecord.arguments import Paths, StorageOptions, at_least, nearest
 from torch_tfrecord.batch_memory import splits_of
 from torch_tfrecord.columns import (
     ColumnPlan,
@@ -58,7 +58,6 @@ from torch_tfrecord.tables.found_records import (
 from torch_tfrecord.tables.index_columns import DTYPES
 
 __all__ = [
-    "InferredFeatures",
     "KeyCheck",
     "Survey",
     "infer_features",
@@ -99,7 +98,7 @@ class InferredFeatures(dict[str, Feature]):
 
 
 def infer_features(
-    paths: Paths, *, num_records: int = 100, storage_options: Mapping[str, Any] | None = None
+    paths: Paths, *, num_records: int = 100, storage_options: StorageOptions = None
 ) -> dict[str, Feature] | SequenceFeatures | ListFeatures:
     """Propose a feature spec for the records in some files, to paste into your code.
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from torch_tfrecord.tables.arrow import ArrowColumns
 
-__all__ = ["ScanRange", "ScanTask", "columns_of", "plan_tasks", "selected"]
+__all__ = ["ScanTask", "columns_of", "plan_tasks", "selected"]
 
 
 _CHUNK_BYTES = 1 << 21  # measured: forty columns of fewer rows cost more than their values

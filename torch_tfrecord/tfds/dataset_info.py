@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 import torch_tfrecord.tfds.features as f
+from torch_tfrecord.arguments import PathLike
 from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, is_remote, local_path, open_path
@@ -164,7 +165,7 @@ class DatasetInfo:
 
 
 def info(
-    directory: str | os.PathLike[str], *, storage_options: Mapping[str, object] | None = None
+    directory: PathLike, *, storage_options: Mapping[str, object] | None = None
 ) -> DatasetInfo:
     """Read the metadata of a TFDS directory without TensorFlow and without opening the shards.
 
@@ -193,7 +194,7 @@ def info(
     return _info(directory, Access(storage_options), None)
 
 
-def _info(directory: str | os.PathLike[str], access: Access, given: object) -> DatasetInfo:
+def _info(directory: PathLike, access: Access, given: object) -> DatasetInfo:
     """`info`, with the features of a directory that has no features.json, or the specs that are
     read instead.
     """
@@ -251,7 +252,7 @@ def _formats(fields: JsonFields) -> list[str]:
 
 
 def info_of(
-    directory: str | os.PathLike[str] | DatasetInfo,
+    directory: PathLike | DatasetInfo,
     storage_options: Mapping[str, object] | None,
     given: object = None,
     *,

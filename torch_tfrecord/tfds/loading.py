@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from torch_tfrecord.arguments import IndexPolicy, check_callable
+from torch_tfrecord.arguments import IndexPolicy, PathLike, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
@@ -26,7 +26,7 @@ from torch_tfrecord.tfds.splits import Split, SplitRange, resolve_split
 
 __all__ = ["SplitFiles", "load", "open_split"]
 
-_Directory: TypeAlias = "str | os.PathLike[str] | DatasetInfo"
+_Directory: TypeAlias = "PathLike | DatasetInfo"
 
 
 @overload
@@ -39,7 +39,7 @@ def load(  # type: ignore[misc]  # which does not take any option
     directory: _Directory,
     split: Split | None = "train",
     *,
-    data_dir: str | os.PathLike[str] | None = None,
+    data_dir: PathLike | None = None,
     shuffle_files: bool = False,
     with_info: bool = False,
     features: Chosen | RecordFeatures = None,
@@ -50,7 +50,7 @@ def load(  # type: ignore[misc]  # which does not take any option
     defaults: Mapping[str, object] | None = None,
     verify_crc: bool = True,
     index: IndexPolicy = "auto",
-    index_dir: str | os.PathLike[str] | None = None,
+    index_dir: PathLike | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
     storage_options: Mapping[str, object] | None = None,
 ) -> object:

@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.arguments import at_least, true_or_false
+from torch_tfrecord.arguments import PathLike, at_least, true_or_false
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.files import (
     Access,
@@ -51,7 +51,7 @@ _NAME = re.compile(r"[a-zA-Z]\w*")
 
 
 def write(
-    directory: str | os.PathLike[str],
+    directory: PathLike,
     samples_by_split: Mapping[str, Iterable[Mapping[str, object]]],
     features: Mapping[str, object] | f.Sequence,
     *,

@@ -21,7 +21,7 @@ from torch_tfrecord.shown import shown_value, without_secrets
 from torch_tfrecord.tables import TFRecordDataset
 from torch_tfrecord.torch_internals import show_order, workers_of
 
-__all__ = ["Description", "RecordLoader", "describe", "open_described"]
+__all__ = ["RecordLoader", "describe", "open_described"]
 
 # For the exit code of a worker whose connection has closed.
 _WAIT_SECONDS = 5.0
