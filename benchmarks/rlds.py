@@ -11,6 +11,8 @@ observation with its pictures decoded, and 16 actions with their mask:
   episode, steps flattened, shuffled in a buffer of all, then decoded.
 - "lerobot": `LeRobotDataset` and DataLoader as its training has them; it decodes all three cameras, as
   "cameras" does.
+- With --bucket "bucket" and "cached": "cameras" out of a bucket, without and with a `cache_dir` that has
+  all; the bucket is the tests' range server on this machine, 20 ms a request and 60 MB/s a connection.
 
 All sides run in turn, each in a process of its own that is idle between; the table has medians. The
 action and the wrist's picture of first batches are compared with our dataset. A side is a function in
@@ -34,7 +36,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
 from child import Child, answer
+from range_server import RangeServer, range_server
 
 VERSION = Path("drawn_droid", "1.0.1")
 CONVERTED = "drawn_lerobot"
@@ -43,6 +48,7 @@ HEIGHT, WIDTH, FPS = 180, 320, 15
 EVERY_STEP = 250_000  # more than the data has
 EARLY = 8  # batches that were read ahead while the side was idle
 WRIST, LEFT, RIGHT = "wrist_image_left", "exterior_image_1_left", "exterior_image_2_left"
+LATENCY, BANDWIDTH = 0.02, 60e6  # of the bucket: seconds a request, bytes a second and connection
 CAMERAS = (LEFT, RIGHT, WRIST)
 NUMBERS = ("joint_position", "gripper_position")
 TEXTS = ("language_instruction", "language_instruction_2", "language_instruction_3")
@@ -162,7 +168,15 @@ def prepare(sample: dict[str, Any]) -> dict[str, Any]:
 def our_dataset(arguments: argparse.Namespace, side: str, **options: Any) -> Any:
     from torch_tfrecord import tfds
 
-    cameras: dict[str, Any] = dict.fromkeys(CAMERAS if side == "cameras" else (LEFT, WRIST), True)
+    directory: str | Path = arguments.directory / VERSION
+    if side in FAR:
+        directory = f"s3://{VERSION}"
+        keys = {"endpoint_url": arguments.bucket, "key": "any", "secret": "any"}
+        options["storage_options"] = keys
+        if side == "cached":
+            options["cache_dir"] = arguments.directory / "cache"
+    all_three = "cameras", *FAR
+    cameras: dict[str, Any] = dict.fromkeys(CAMERAS if side in all_three else (LEFT, WRIST), True)
     text: Any = True
     if side == "choices":
         cameras = {LEFT: tfds.OneOf([LEFT, RIGHT]), WRIST: tfds.Mask(0.1)}
@@ -172,13 +186,14 @@ def our_dataset(arguments: argparse.Namespace, side: str, **options: Any) -> Any
     seen = {**cameras, **dict.fromkeys(NUMBERS, True)}
     steps = {"observation": seen, "action": True, TEXTS[0]: text}
     options |= {"features": {"steps": steps}, "action_horizon": HORIZON}
-    return tfds.RLDSDataset(arguments.directory / VERSION, "train", **options)
+    return tfds.RLDSDataset(directory, "train", **options)
 
 
 def our_batches(arguments: argparse.Namespace, side: str, **options: Any) -> Iterator[Any]:
     from torch_tfrecord import make_dataloader
 
-    options = options or {"num_threads": arguments.workers}
+    # From a bucket as many threads as there are requests to wait for.
+    options = options or {"num_threads": None if side in FAR else arguments.workers}
     loader = make_dataloader(our_dataset(arguments, side), arguments.batch, **options)
     while True:
         yield from loader
@@ -230,15 +245,23 @@ def lerobot_batches(arguments: argparse.Namespace) -> Iterator[Any]:
         yield from loader
 
 
+FAR = ("bucket", "cached")
 OURS = ("plain", "choices", "batch", "step", "cameras")
 SIDES: dict[str, Callable[[argparse.Namespace], Iterator[Any]]] = {
     **{name: partial(our_batches, side=name) for name in OURS},
     "workers": lambda given: our_batches(given, "plain", num_workers=given.workers),
     "dlimp": dlimp_batches,
     "lerobot": lerobot_batches,
+    **{name: partial(our_batches, side=name) for name in FAR},
 }
 PEERS = ("dlimp", "lerobot")  # names of the options with their interpreters, too
-SAME = ("plain", "cameras", "workers", *PEERS)  # sides with the same action and wrist's picture
+SAME = (
+    "plain",
+    "cameras",
+    "workers",
+    *FAR,
+    *PEERS,
+)  # sides with the same action and wrist's picture
 
 
 def shown(batch: Any) -> list[list[float]]:
@@ -264,6 +287,29 @@ def seconds_used() -> float:
     return sum(sum(process.cpu_times()[:2]) for process in family())
 
 
+def counted(arguments: argparse.Namespace) -> dict[str, float]:
+    """What the bucket was asked for so far, and what it has worked, on the same processors."""
+    import psutil
+
+    if arguments.side not in FAR:
+        return {}
+    stats, machine = RangeServer(arguments.bucket).stats(), psutil.Process().parent().children()[0]
+    work = sum(machine.cpu_times()[:2]) * 1e3
+    return {"requests": stats["requests"], "KB": stats["bytes_sent"] / 1e3, "server's ms": work}
+
+
+def frame_bytes(arguments: argparse.Namespace) -> float:
+    """Those of the pictures of a sample, in the mean."""
+    from torch_tfrecord import tfds
+
+    features = [f"steps/observation/{name}" for name in CAMERAS]
+    options: dict[str, Any] = {"features": features, "decode_images": False}
+    episodes = tfds.RLDSEpisodes(arguments.directory / VERSION, **options)
+    seen = [episode["steps"]["observation"] for episode in episodes]
+    total = sum(len(picture) for each in seen for column in each.values() for picture in column)
+    return total / episodes.num_steps.sum()
+
+
 def run_side(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """In a process of its own: the first batch, then rounds."""
     begin = time.perf_counter()
@@ -275,6 +321,7 @@ def run_side(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     def run() -> dict[str, float]:
         for _ in range(EARLY):
             next(batches)
+        asked = counted(arguments)
         begin, work, done = time.perf_counter(), seconds_used(), 0
         while (took := time.perf_counter() - begin) < arguments.seconds:
             next(batches)
@@ -282,6 +329,8 @@ def run_side(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
         work = (seconds_used() - work) / done * 1e3
         memory = sum(process.memory_full_info().pss for process in family()) / 1e6
         found = {"samples/s": done / took, "CPU ms a sample": work}
+        for name, number in counted(arguments).items():
+            found[f"{name} a sample"] = (number - asked[name]) / done
         return {**found, "s to the first batch": first, "MB": memory}
 
     return {"run": run, "look": lambda: first_rows}
@@ -309,6 +358,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dlimp", help="a Python that has dlimp")
     parser.add_argument("--lerobot", help="a Python that has lerobot and torch_tfrecord")
+    parser.add_argument("--bucket", nargs="?", const="", help="also read the data out of one")
     parser.add_argument("--sides", nargs="*", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -319,13 +369,19 @@ def main() -> None:
         print("drawing the episodes ...", flush=True)
         write_data(arguments.directory, arguments.episodes)
     peers = {name: getattr(arguments, name) for name in PEERS}
+    if arguments.bucket is None:
+        peers |= dict.fromkeys(FAR)
     python = dict.fromkeys(SIDES, sys.executable) | peers
     names = [name for name in arguments.sides if python[name]]
     results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
+        given = sys.argv[1:]
+        if arguments.bucket is not None:
+            far = range_server(arguments.directory, latency=LATENCY, bytes_per_second=BANDWIDTH)
+            given += ["--bucket", stack.enter_context(far)]
         children = {}
         for name in names:
-            child = Child(name, python[name], "rlds.py", *sys.argv[1:], "--side", name)
+            child = Child(name, python[name], "rlds.py", *given, "--side", name)
             children[name] = stack.enter_context(contextlib.closing(child))
             check(arguments, name, child.ask("look"))
         for number in range(arguments.rounds):
@@ -333,6 +389,8 @@ def main() -> None:
             for name in names[first:] + names[:first]:
                 results[name].append(children[name].ask("run"))
                 print(number, name, results[name][-1], flush=True)
+    if arguments.bucket is not None:
+        print(f"the pictures of a sample have {frame_bytes(arguments) / 1e3:.1f} KB")
     for name, rounds in results.items():
         middle = {key: statistics.median(item[key] for item in rounds) for key in rounds[0]}
         print(f"{name:8}", ", ".join(f"{value:8,.3f} {key}" for key, value in middle.items()))

@@ -151,13 +151,13 @@ def test_only_the_drawn_frames_are_read(two_cameras, monkeypatch):
     read = []
     from torch_tfrecord.rlds import step_samples
 
-    original = step_samples.read_encoded
+    original = step_samples.read_windows
 
-    def noted(columns, spans):
-        read.extend(column.decoding.path for column in columns)
-        return original(columns, spans)
+    def noted(windows):
+        read.extend(one.decoding.path for one, _, _ in windows if one.decoding.image is not None)
+        return original(windows)
 
-    monkeypatch.setattr(step_samples, "read_encoded", noted)
+    monkeypatch.setattr(step_samples, "read_windows", noted)
     ds = RLDSDataset(two_cameras, features=features())
     ds.set_epoch(0)
     cameras = [camera for camera, _ in seen(collate(ds.__getitems__(range(30)))).values()]

@@ -33,7 +33,13 @@ from torch_tfrecord.rlds.episode_store import (
     EpisodeStore,
     EpisodeTransform,
 )
-from torch_tfrecord.rlds.step_samples import DifferentNamesError, StepBatch, own, step_columns
+from torch_tfrecord.rlds.step_samples import (
+    DifferentNamesError,
+    StepBatch,
+    own,
+    read_unread,
+    step_columns,
+)
 from torch_tfrecord.rlds.windows import (
     DROID_KEY,
     Keep,
@@ -150,8 +156,10 @@ class RLDSEpisodes(EpisodeDataset):
     def _whole(self, episode: Episode) -> dict[str, object]:
         # One window of all steps.
         nothing = np.zeros(1, np.int64)
-        batch = StepBatch([episode], nothing.view(np.uint64), "cpu", nothing, episode.num_steps)
-        steps = each_leaf(episode.steps, lambda column: ColumnBatch(batch.take([column]), 1)[0])
+        keys, wanted = nothing.view(np.uint64), list[Wanted]()
+        batch = StepBatch([episode], keys, "cpu", wanted, nothing, episode.num_steps)
+        columns = each_leaf(episode.steps, lambda column: batch.take([column]))
+        steps = each_leaf(finish(columns, wanted), lambda column: ColumnBatch(column, 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
 
@@ -234,6 +242,7 @@ class RLDSDataset(EpisodeDataset):
             Frames are not cached.
         max_batch_bytes: See `TFRecordDataset`; counts the windows and frames of the samples.
         storage_options: See `load`.
+        cache_dir, cache_bytes: See `TFRecordDataset`.
 
     Attributes:
         info: The `DatasetInfo` of the directory.
@@ -275,6 +284,8 @@ class RLDSDataset(EpisodeDataset):
         episode_bytes: int = 32 << 20,
         max_batch_bytes: int = MAX_BATCH_BYTES,
         storage_options: Mapping[str, object] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | None = None,
     ) -> None:
         check_callable("batch_transform", batch_transform)
         check_callable("step_transform", step_transform)
@@ -306,6 +317,7 @@ class RLDSDataset(EpisodeDataset):
             index_dir=index_dir,
             episode_bytes=episode_bytes,
             storage_options=storage_options,
+            cache=(cache_dir, cache_bytes),
         )
         self._transform, self._batch_transform = step_transform, batch_transform
         self._goals, self._decode_on = goals, decode_on

@@ -14,7 +14,7 @@ from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns import LackingError, Want
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.media import Image
-from torch_tfrecord.rlds.episode_index import EpisodeRecord, Frames, Spans, Values, read_frames
+from torch_tfrecord.rlds.episode_index import EpisodeRecord, Frames, Values, read_frames
 from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds import Leaf
 
@@ -26,8 +26,8 @@ __all__ = [
     "ValueColumn",
     "each_leaf",
     "part_of",
-    "read_encoded",
     "read_leaf",
+    "read_windows",
 ]
 
 _MOST_LENGTH = 1 << 33  # more than fits a record
@@ -42,19 +42,30 @@ class EpisodeColumn:
 
     # A batch reads from many episodes that are not in the CPU cache: each dict lookup would wait
     # for memory.
-    __slots__ = ("num_bytes",)
+    __slots__ = ("num_bytes", "values")
 
     num_bytes: int
+    values: Any
 
     def __len__(self) -> int:
         """The number of steps."""
-        raise NotImplementedError
+        return len(self.values)
 
-    def read(self, first: int, stop: int, key: int = 0) -> Any:
-        """The values of steps `first` to `stop` - 1: a list, or a tensor that owns its memory; by the
-        sample's random key.
+    def stored(self, first: int, stop: int) -> Any:
+        """The values of steps `first` to `stop` - 1 as they are kept: a list, or a tensor that owns its
+        memory.
         """
         raise NotImplementedError
+
+    def decoded(self, stored: Any, first: int, key: int) -> Any:
+        """The values of a sample, from the stored ones of the steps from `first` on, by the sample's
+        random key.
+        """
+        return stored
+
+    def read(self, first: int, stop: int, key: int = 0) -> Any:
+        """The values of steps `first` to `stop` - 1: see `stored` and `decoded`."""
+        return self.decoded(self.stored(first, stop), first, key)
 
     def at(self, step: int, key: int = 0) -> Any:
         """The value of one step."""
@@ -71,17 +82,14 @@ class NumberColumn(EpisodeColumn):
         array: A NumPy view of the same memory; None for dtypes that NumPy lacks, such as bfloat16.
     """
 
-    __slots__ = ("array", "values")
+    __slots__ = ("array",)
 
     def __init__(self, values: npt.NDArray[np.generic] | torch.Tensor) -> None:
         self.values = values
         self.array = values if isinstance(values, np.ndarray) else _as_array(values)
         self.num_bytes = values.nbytes
 
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def read(self, first: int, stop: int, key: int = 0) -> torch.Tensor:
+    def stored(self, first: int, stop: int) -> torch.Tensor:
         """[steps, *shape]."""
         rows = self.values[first:stop]
         return rows.clone() if isinstance(rows, torch.Tensor) else torch.from_numpy(rows.copy())
@@ -132,7 +140,7 @@ class ValueColumn(EpisodeColumn):
         is_list: Whether a window is a list of the values whatever they are.
     """
 
-    __slots__ = ("_record", "decoding", "is_list", "values")
+    __slots__ = ("_record", "decoding", "is_list")
 
     def __init__(
         self,
@@ -151,20 +159,21 @@ class ValueColumn(EpisodeColumn):
             different = dict(zip(map(id, values), values, strict=True)).values()
             self.num_bytes = 8 * len(values) + sum(map(_size, different))
 
-    def __len__(self) -> int:
-        return len(self.values)
+    def stored(self, first: int, stop: int) -> list[Any]:
+        """The encoded values of steps `first` to `stop` - 1."""
+        found: list[Any] = part_of(self.values, first, stop)
+        return found
 
-    def read(self, first: int, stop: int, key: int = 0) -> list[Any]:
-        """The values of steps `first` to `stop` - 1; images are `tv_tensors.Image` [C, H, W].
+    def decoded(self, stored: list[Any], first: int, key: int) -> list[Any]:
+        """See `EpisodeColumn`; images are `tv_tensors.Image` [C, H, W].
 
         Raises:
             TFRecordError: A value is damaged; names the file, the record, the feature and the step.
         """
-        found: list[Any] = part_of(self.values, first, stop)
         if self.decoding is None:
-            return found
+            return stored
         path, values = self.decoding.path, []
-        for step, value in enumerate(found, first):
+        for step, value in enumerate(stored, first):
             try:
                 values.append(self.decoding.one(value, key))
             except TFRecordError as error:
@@ -180,15 +189,26 @@ def _size(value: object) -> int:
     return len(value) if isinstance(value, (bytes, str)) else 64
 
 
-def read_encoded(columns: Sequence[ValueColumn], spans: Spans) -> list[bytes]:
-    """The stored values of each column's window, concatenated, with their checksums verified."""
-    frames = [column.values for column in columns if isinstance(column.values, Frames)]
-    # An `episode_transform` may have put other columns in their place.
-    if len(frames) == len(columns):
-        return read_frames(frames, spans)
-    windows = zip(columns, spans, strict=True)
+def read_windows(windows: Sequence[tuple[EpisodeColumn, int, int]]) -> list[Any]:
+    """The stored values of windows of columns, each from a step to before another one; their frames come
+    by one read, checked.
+
+    Raises:
+        TFRecordError: See `read_frames`.
+    """
+    # Short lists are in memory, and an `episode_transform` may have put other columns there.
+    found = iter(
+        read_frames(
+            [
+                (column.values, first, stop)
+                for column, first, stop in windows
+                if isinstance(column.values, Frames)
+            ]
+        )
+    )
     return [
-        value for column, (first, stop) in windows for value in part_of(column.values, first, stop)
+        next(found) if isinstance(column.values, Frames) else column.stored(first, stop)
+        for column, first, stop in windows
     ]
 
 

@@ -44,15 +44,11 @@ __all__ = [
     "EpisodeReader",
     "EpisodeRecord",
     "Frames",
-    "Spans",
     "Values",
     "read_frames",
 ]
 
 Values: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.float32] | list[bytes] | Frames"
-Spans: TypeAlias = Sequence[tuple[int, int]]
-"""The first step of each window, and the step after its last."""
-
 _FORMAT = SidecarFormat(
     "torch_tfrecord.episodes",
     "5",
@@ -596,53 +592,52 @@ class Frames:
         return len(self.places)
 
     def read(self, first: int, stop: int) -> list[bytes]:
-        """The values of steps `first` to `stop` - 1, in one read.
-
-        Raises:
-            CorruptRecordError: The checksum of a value is wrong; names the file, the record, the
-                key and the step.
-            IndexMismatchError: The record is intact, but the episode index does not match it.
-        """
-        try:
-            return read_frames([self], [(first, stop)])
-        except CorruptRecordError as error:
-            raise self.record.locate(self.record.blame(error)) from error.__cause__
-        except TFRecordError as error:
-            raise self.record.locate(error) from error.__cause__
+        """The values of steps `first` to `stop` - 1: see `read_frames`."""
+        return read_frames([(self, first, stop)])[0] if first < stop else []
 
 
-def read_frames(frames: Sequence[Frames], spans: Spans) -> list[bytes]:
-    """The values of a window of each of these, concatenated, in a few calls; see `Frames.read`.
+def read_frames(windows: Sequence[tuple[Frames, int, int]]) -> list[list[bytes]]:
+    """The values of windows, each from a step to before another one, of lists of the same reader: all in a
+    few calls, those of a storage at once.
 
     Raises:
-        TFRecordError: A value does not match the index, or cannot be read; the record is not named.
+        CorruptRecordError: The checksum of a value is wrong; names the file, the first window's
+            record, the key and the step.
+        IndexMismatchError: That record is intact, but the episode index does not match it.
     """
-    windows = [
-        (item, first, item.places[first:stop])
-        for item, (first, stop) in zip(frames, spans, strict=True)
-        if first < stop
-    ]
     if not windows:
         return []
+    record, found = windows[0][0].record, []
+    rows_of = [frames.places[first:stop] for frames, first, stop in windows]
     # The values of a list follow one another: a window is one piece of its file.
-    ends = [(int(rows[0, 0]), int(rows[-1, 0] + rows[-1, 1])) for _, _, rows in windows]
+    ends = [(int(rows[0, 0]), int(rows[-1, 0] + rows[-1, 1])) for rows in rows_of]
     begins, stops = np.array(ends, np.int64).T
-    files = np.array([item.record.file for item, _, _ in windows])
-    source_of = windows[0][0].record.reader.data
-    buffer, places = read_pieces(source_of, files, begins, stops - begins, most_gap=_MOST_GAP_BYTES)
-    view, values = buffer.data, []
-    for (item, first, rows), shift in zip(windows, (places - begins).tolist(), strict=True):
-        for step, (begin, size, crc) in enumerate(rows.tolist(), first):
-            value = view[begin + shift : begin + shift + size]
-            if crc32c(value) != crc:
-                raise _wrong_checksum(f"feature {item.key!r}, step {step}", value, crc)
-            head = _head_of(size)
-            # No index is built for lengths in more bytes than they need.
-            if value[: len(head)] != head:
-                raise CorruptRecordError(f"feature {item.key!r}: expected values of other lengths")
-            # A copy: the buffer is one for many episodes, and a sample may live long.
-            values.append(bytes(value[len(head) :]))
-    return values
+    files = np.array([frames.record.file for frames, _, _ in windows])
+    try:
+        buffer, places = read_pieces(
+            record.reader.data, files, begins, stops - begins, most_gap=_MOST_GAP_BYTES
+        )
+        shifts = (places - begins).tolist()
+        for (frames, first, _), rows, shift in zip(windows, rows_of, shifts, strict=True):
+            found.append([])
+            for step, (begin, size, crc) in enumerate(rows.tolist(), first):
+                value = buffer.data[begin + shift : begin + shift + size]
+                if crc32c(value) != crc:
+                    raise _wrong_checksum(f"feature {frames.key!r}, step {step}", value, crc)
+                head = _head_of(size)
+                # No index is built for lengths in more bytes than they need.
+                if value[: len(head)] != head:
+                    raise CorruptRecordError(
+                        f"feature {frames.key!r}: expected values of other lengths"
+                    )
+                # A copy: the buffer is one for many episodes, and a sample may live long.
+                found[-1].append(bytes(value[len(head) :]))
+    except CorruptRecordError as error:
+        # Those who read several records do so again, one by one.
+        raise record.locate(record.blame(error)) from error.__cause__
+    except TFRecordError as error:
+        raise record.locate(error) from error.__cause__
+    return found
 
 
 def _wrong_checksum(what: str, data: bytes | memoryview, expected: int) -> CorruptRecordError:

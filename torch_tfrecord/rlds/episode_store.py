@@ -18,7 +18,7 @@ import torch
 from torch_tfrecord.arguments import IndexPolicy
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.errors import ParseError, TFRecordError
-from torch_tfrecord.files import is_remote
+from torch_tfrecord.files import Access, is_remote
 from torch_tfrecord.media import Image
 from torch_tfrecord.per_process import ProcessCache, each_at_once
 from torch_tfrecord.records import IndexKeeper
@@ -86,7 +86,8 @@ class Episode(NamedTuple):
 class EpisodeStore:
     """Reads episodes by position. Pickles without open files; safe from threads and after fork.
 
-    The arguments are those of `RLDSDataset`; `transform` is its `episode_transform`.
+    The arguments are those of `RLDSDataset`; `transform` is its `episode_transform`, and `cache` its
+    `cache_dir` and `cache_bytes`.
 
     Attributes:
         info: Metadata of the dataset.
@@ -107,10 +108,12 @@ class EpisodeStore:
         index_dir: str | os.PathLike[str] | None = None,
         episode_bytes: int = 32 << 20,
         storage_options: Mapping[str, object] | None = None,
+        cache: tuple[str | os.PathLike[str] | None, int | None] = (None, None),
         draws: Sequence[Draw] = (),
     ) -> None:
+        Access(None, *cache)  # wrong arguments, before any file is opened
         self.info = info_of(directory, storage_options, features, needs_tree=True)
-        access = self.info.access
+        access = Access(self.info.access.storage_options, *cache)
         _check_steps(self.info.features, self.info._features_path)
         self._choose(features, decode_images, draws)
         self.episode_transform = transform
@@ -127,6 +130,7 @@ class EpisodeStore:
             for leaf in leaves_of(self.info.features)
             if _is_step(leaf) and not leaf.is_empty
         }
+        access = access.for_files(files.files)
         self.is_remote = any(map(is_remote, files.files))
         episodes = EpisodeKeeper(index, index_dir).find_all(
             [

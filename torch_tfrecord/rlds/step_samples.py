@@ -5,9 +5,10 @@ columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +28,21 @@ from torch_tfrecord.batch_memory import (
 from torch_tfrecord.columns import decode_text, stack
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.rlds.draws import Drawn
-from torch_tfrecord.rlds.episode_columns import Decoding, EpisodeColumn, read_encoded
+from torch_tfrecord.rlds.episode_columns import (
+    Decoding,
+    EpisodeColumn,
+    each_leaf,
+    read_windows,
+)
 from torch_tfrecord.rlds.episode_store import Episode
 from torch_tfrecord.rlds.windows import Windows
 from torch_tfrecord.samples import is_ragged
 from torch_tfrecord.torch_internals import as_kind_of
 
-__all__ = ["DifferentNamesError", "StepBatch", "own", "step_columns"]
+__all__ = ["DifferentNamesError", "StepBatch", "Wanted", "finish", "own", "step_columns"]
+
+Wanted: TypeAlias = tuple[EpisodeColumn, int, int]
+"""A column, the first step of a window, and the one after its last."""
 
 # Batches.
 
@@ -72,6 +81,7 @@ class StepBatch:
         episodes: The episode of each sample; columns are passed in the same order.
         keys: The random key of each, which determines its crops.
         decode_on: See `RLDSDataset`.
+        wanted: Gets the windows that `finish` is to read.
         begins: int64 [B]: the step that each window begins at. Those before the episode, and after
             it, are padding.
         size: Number of steps of each window.
@@ -89,39 +99,43 @@ class StepBatch:
         episodes: Sequence[Episode],
         keys: Keys,
         decode_on: str,
+        wanted: list[Wanted],
         begins: Ints,
         size: int = 1,
         pad: Pad = None,
         *,
         is_step: bool = False,
     ) -> None:
-        numbers, stops = np.array([(one.number, one.num_steps) for one in episodes], np.int64).T
+        stops = np.array([one.num_steps for one in episodes])
         places = begins[:, None] + np.arange(size)
         self.steps = np.minimum(np.maximum(places, 0), stops[:, None] - 1)
         self.is_real = self.steps == places
         self._begins, self._size, self._pad, self._is_step = begins, size, pad, is_step
-        self._keys = keys
-        # Frames are read in the order of the files.
-        self._order = np.lexsort((begins, numbers)).tolist()
+        self._keys, self._wanted = keys, wanted
         firsts, stops = np.maximum(begins, 0), np.minimum(begins + size, stops)
         self._spans = [*zip(firsts.tolist(), stops.tolist(), strict=True)]
         # Padding is made of frames that are there.
         self._decode_on = decode_on if self.is_real.all() else "cpu"
 
     def take(self, columns: Sequence[EpisodeColumn]) -> object:
-        """[B, steps, ...] for numbers and images; else a list of B windows, each stacked if
-        possible.
-        """
+        """[B, steps, ...] for numbers; for all else a function that `finish` calls."""
         numbers = self._numbers(columns)
         if numbers is not None:
             return torch.from_numpy(numbers[:, 0] if self._is_step else numbers)
-        pictures = self._pictures(columns)
+        self._wanted += [
+            (column, *span) for column, span in zip(columns, self._spans, strict=True)
+        ]
+        return partial(self._finish, columns)
+
+    def _finish(self, columns: Sequence[EpisodeColumn], found: Iterator[Any]) -> object:
+        """[B, steps, ...] for images; else a list of B windows, each stacked if possible; from the
+        stored values of windows, of which those of these columns are the next.
+        """
+        windows = [*islice(found, len(columns))]
+        pictures = self._pictures(columns, windows)
         if pictures is not None:
             return tv_tensors.Image(pictures[:, 0]) if self._is_step else tv_tensors.Video(pictures)
-        values: list[object] = [None] * len(columns)
-        for number in self._order:
-            values[number] = self._window(columns[number], number)
-        return values
+        return [self._window(*each) for each in zip(columns, windows, range(len(columns)))]
 
     def _numbers(self, columns: Sequence[EpisodeColumn]) -> npt.NDArray[np.generic] | None:
         arrays: list[Any] = [getattr(column, "array", None) for column in columns]
@@ -146,7 +160,9 @@ class StepBatch:
             out[~self.is_real] = 0
         return out
 
-    def _pictures(self, columns: Sequence[EpisodeColumn]) -> torch.Tensor | None:
+    def _pictures(
+        self, columns: Sequence[EpisodeColumn], windows: list[Any]
+    ) -> torch.Tensor | None:
         """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
         expected size.
         """
@@ -160,23 +176,18 @@ class StepBatch:
         if any(plan is None or plan.image != image for plan in different):
             return None
         shape = len(columns), self._size
-        rows = np.arange(math.prod(shape)).reshape(shape)[self._order]
+        places = np.flatnonzero(self.is_real)
+        numbers = places // self._size
         try:
-            values = read_encoded(
-                [columns[number] for number in self._order],
-                [self._spans[number] for number in self._order],
-            )
-            places = rows[self.is_real[self._order]].tolist()
-            numbers = [place // self._size for place in places]
             stack = image._decoded(
-                values,
-                [plans[number].shape for number in numbers],
+                [*chain.from_iterable(windows)],
+                [plans[number].shape for number in numbers.tolist()],
                 self._keys[numbers],
-                places,
+                places.tolist(),
                 math.prod(shape),
                 self._decode_on,
             )
-        except (OSError, TFRecordError):  # does not name the image: read and decode one by one
+        except TFRecordError:  # does not name the image: decode one by one
             return None
         if stack is None:
             return None
@@ -187,23 +198,28 @@ class StepBatch:
             batch[number, place] = batch[number, nearest] if self._pad == "repeat" else 0
         return batch
 
-    def _window(self, column: EpisodeColumn, number: int) -> object:
-        """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a
-        list.
+    def _window(self, column: EpisodeColumn, stored: Any, number: int) -> object:
+        """The values of a window from the stored ones: a tensor [steps, ...], a `tv_tensors.Video` for
+        images, or a list.
         """
-        first, stop = self._spans[number]
-        key = int(self._keys[number])
+        first, key = self._spans[number][0], int(self._keys[number])
         if self._is_step:
-            return column.at(first, key)
+            return column.decoded(stored, first, key)[0]
         is_list = getattr(column, "is_list", False)
         reserve(self._size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
-        # Padding is not read again.
-        read = column.read(first, stop, key)
+        # Padding is not decoded again.
+        read = column.decoded(stored, first, key)
         values = [read[step - first] for step in self.steps[number].tolist()]
         if self._pad == "zero":
             empty, is_real = _empty(values[0], is_list), self.is_real[number]
             values = [value if real else empty for value, real in zip(values, is_real, strict=True)]
         return values if is_list else _stack_alike(values)
+
+
+def finish(tree: Any, wanted: Sequence[Wanted]) -> Any:
+    """The columns that `StepBatch.take` made, with all that they wanted of the files, in one read."""
+    found = iter(read_windows(wanted))
+    return each_leaf(tree, lambda leaf: leaf(found) if isinstance(leaf, partial) else leaf)
 
 
 def _empty(value: object, is_list: bool) -> object:
@@ -257,7 +273,8 @@ def step_columns(
             episode._replace(steps=drawn.steps(episode.steps, number))
             for number, episode in enumerate(episodes)
         ]
-    windows_of = partial(StepBatch, episodes, keys, decode_on)
+    wanted: list[Wanted] = []
+    windows_of = partial(StepBatch, episodes, keys, decode_on, wanted)
     seen = windows_of(steps - (past - 1), past, pad)
     done = windows_of(steps, future, pad)
     one = windows_of(steps, is_step=True)
@@ -267,13 +284,14 @@ def step_columns(
         name: _together([tree[name] for tree in trees], ways.get(name, one.take))
         for name in _same_names(trees)
     }
-    if drawn is not None:
-        drawn.mask(declared, columns)
-    task: dict[str, object] = {}
+    task: dict[str, Any] = {}
     if goals is not None:
         at_goal = windows_of(goals, is_step=True)
         task = _together([*map(_seen_at_goal, episodes)], at_goal.take)
         task["timestep"] = goals.tolist()
+    columns, task = finish({"": columns, "task": task}, wanted).values()
+    if drawn is not None:
+        drawn.mask(declared, columns)
     task["language_instruction"] = [*map(instruction, episodes, steps.tolist())]
     observation = columns.setdefault(_OBSERVATION, {})
     if isinstance(observation, dict):  # an `episode_transform` may have made a column of it
