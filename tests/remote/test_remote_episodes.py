@@ -1,6 +1,7 @@
 """Robots from a bucket: equal values, and tables of episodes once and together."""
 
 import multiprocessing
+from pkgutil import resolve_name
 
 import pytest
 from batches import assert_same
@@ -40,7 +41,7 @@ def server(bucket):
 
 def opened(server, **options):
     storage = {"endpoint_url": str(server), "key": "a", "secret": "b"}
-    return RLDSDataset("s3://arm/1.0.0", action_horizon=4, storage_options=storage, **options)
+    return RLDSDataset("s3://arm/1.0.0", storage_options=storage, **{"action_horizon": 4} | options)
 
 
 def sent(server):
@@ -100,6 +101,66 @@ def test_workers(bucket, server, method):
     loader = DataLoader(far, multiprocessing_context=context, **options)
     for batch, expected in zip(loader, DataLoader(near, 32, collate_fn=collate), strict=True):
         assert_same(batch, expected)
+
+
+def test_frames_of_all_cameras_come_together(bucket):
+    with range_server(bucket, latency=0.3) as url:
+        options = {"decode_images": ["wrist_image"], "action_horizon": 4}
+        near, far = RLDSDataset(bucket / VERSION, **options), opened(url, **options)
+        read(far)
+        url.reset()
+        assert_same(read(far), read(near))
+        assert url.stats()["most_at_once"] > len(BATCH)
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_threads": 3}, pytest.param({"num_workers": 1}, marks=pytest.mark.daily)]
+)
+def test_with_a_cache_the_second_epoch_asks_for_nothing(bucket, server, tmp_path, options):
+    near = RLDSDataset(bucket / VERSION, action_horizon=4)
+    far = opened(server, cache_dir=tmp_path / "cache", cache_bytes=64 << 20, episode_bytes=0)
+    if "num_workers" in options:
+        options["multiprocessing_context"] = multiprocessing.get_context("spawn")
+    for epoch in range(2):
+        loaders = [make_dataloader(each, 16, seed=3, **options) for each in (near, far)]
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        sent(server)
+        for expected, batch in zip(*loaders, strict=True):
+            assert_same(batch, expected)
+    assert sent(server)[0] == 0
+    other = opened(server, cache_dir=tmp_path / "cache")
+    sent(server)
+    assert_same(read(other), read(near))
+    assert sent(server)[0] == 0
+
+
+def test_damage_in_the_cache_is_fetched_again_once(bucket, server, tmp_path, monkeypatch):
+    client, times = "torch_tfrecord.remote.obstore_store.ObstoreStore.read_range", [0]
+    original = resolve_name(client)
+
+    def damaging(*asked):
+        data = bytearray(original(*asked))
+        if times[0] and ".tfrecord" in asked[1]:
+            times[0] -= 1
+            data[:] = bytes(byte ^ 1 for byte in data)
+        return memoryview(data)
+
+    monkeypatch.setattr(client, damaging)
+    near, far = RLDSDataset(bucket / VERSION), opened(server, cache_dir=tmp_path / "cache")
+    far._store.episode(1)
+    for sector in (tmp_path / "cache").glob("*/*/*/*"):
+        sector.unlink()
+    times[0] = 1
+    assert_same(read(far, [46])["observation"], read(near, [46])["observation"])
+    assert times == [0]
+
+
+def test_arguments_of_the_cache_are_checked_first():
+    with pytest.raises(TypeError, match="cache_dir must be str"):
+        RLDSDataset("s3://nowhere/1.0.0", cache_dir=3)
+    with pytest.raises(ValueError, match="cache_bytes"):
+        RLDSDataset("s3://nowhere/1.0.0", cache_bytes=3)
 
 
 def damaged(bucket, tmp_path, offset_of):

@@ -149,15 +149,16 @@ def test_loaders_draw_alike_and_resume(two_cameras, options):
 
 def test_only_the_drawn_frames_are_read(two_cameras, monkeypatch):
     read = []
-    from torch_tfrecord.rlds import step_samples
+    from torch_tfrecord.rlds.step_samples import StepBatch
 
-    original = step_samples.read_windows
+    original = StepBatch._stored
 
-    def noted(windows):
-        read.extend(one.decoding.path for one, _, _ in windows if one.decoding.image is not None)
-        return original(windows)
+    def noted(windows, number, column, frames):
+        if column.decoding.image is not None:
+            read.append(column.decoding.path)
+        return original(windows, number, column, frames)
 
-    monkeypatch.setattr(step_samples, "read_windows", noted)
+    monkeypatch.setattr(StepBatch, "_stored", noted)
     ds = RLDSDataset(two_cameras, features=features())
     ds.set_epoch(0)
     cameras = [camera for camera, _ in seen(collate(ds.__getitems__(range(30)))).values()]

@@ -36,8 +36,8 @@ from torch_tfrecord.rlds.episode_store import (
 from torch_tfrecord.rlds.step_samples import (
     DifferentNamesError,
     StepBatch,
+    finish,
     own,
-    read_unread,
     step_columns,
 )
 from torch_tfrecord.rlds.windows import (
@@ -156,10 +156,9 @@ class RLDSEpisodes(EpisodeDataset):
     def _whole(self, episode: Episode) -> dict[str, object]:
         # One window of all steps.
         nothing = np.zeros(1, np.int64)
-        keys, wanted = nothing.view(np.uint64), list[Wanted]()
-        batch = StepBatch([episode], keys, "cpu", wanted, nothing, episode.num_steps)
-        columns = each_leaf(episode.steps, lambda column: batch.take([column]))
-        steps = each_leaf(finish(columns, wanted), lambda column: ColumnBatch(column, 1)[0])
+        batch = StepBatch([episode], nothing.view(np.uint64), "cpu", nothing, episode.num_steps)
+        columns = finish(each_leaf(episode.steps, lambda column: batch.take([column])))
+        steps = each_leaf(columns, lambda column: ColumnBatch(column, 1)[0])
         metadata = each_leaf(episode.metadata, own)
         return {STEPS: steps, **metadata, "_len": episode.num_steps, "_traj_index": episode.number}
 

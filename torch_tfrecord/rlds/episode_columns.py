@@ -14,7 +14,7 @@ from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.columns import LackingError, Want
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.media import Image
-from torch_tfrecord.rlds.episode_index import EpisodeRecord, Frames, Values, read_frames
+from torch_tfrecord.rlds.episode_index import EpisodeRecord, Frames, Values
 from torch_tfrecord.samples import DType
 from torch_tfrecord.tfds import Leaf
 
@@ -27,7 +27,6 @@ __all__ = [
     "each_leaf",
     "part_of",
     "read_leaf",
-    "read_windows",
 ]
 
 _MOST_LENGTH = 1 << 33  # more than fits a record
@@ -187,29 +186,6 @@ class ValueColumn(EpisodeColumn):
 
 def _size(value: object) -> int:
     return len(value) if isinstance(value, (bytes, str)) else 64
-
-
-def read_windows(windows: Sequence[tuple[EpisodeColumn, int, int]]) -> list[Any]:
-    """The stored values of windows of columns, each from a step to before another one; their frames come
-    by one read, checked.
-
-    Raises:
-        TFRecordError: See `read_frames`.
-    """
-    # Short lists are in memory, and an `episode_transform` may have put other columns there.
-    found = iter(
-        read_frames(
-            [
-                (column.values, first, stop)
-                for column, first, stop in windows
-                if isinstance(column.values, Frames)
-            ]
-        )
-    )
-    return [
-        next(found) if isinstance(column.values, Frames) else column.stored(first, stop)
-        for column, first, stop in windows
-    ]
 
 
 def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:

@@ -383,8 +383,13 @@ class EpisodeReader:
         if isinstance(kept, _KeptPieces):
             # Read one by one: those of a large dataset take gigabytes.
             source = self._sidecars.find(file, lambda _: open_file(kept.path, index.file.access))
-            found = source.read(_PIECE_BYTES * (stop - first), kept.begin + _PIECE_BYTES * first)
-            expected, got = int(kept.checksums[number]), crc32c(found)
+            begin, end = (kept.begin + _PIECE_BYTES * piece for piece in (first, stop))
+            found = source.read(end - begin, begin)
+            expected = int(kept.checksums[number])
+            # A cache may have had damaged bytes.
+            if crc32c(found) != expected and source.forget(begin, end):
+                found = source.read(end - begin, begin)
+            got = crc32c(found)
             if got != expected:
                 raise IndexMismatchError(
                     f"the episode index at {kept.path}: expected places of lists with checksum {expected:#010x}, "
@@ -596,9 +601,11 @@ class Frames:
         return read_frames([(self, first, stop)])[0] if first < stop else []
 
 
-def read_frames(windows: Sequence[tuple[Frames, int, int]]) -> list[list[bytes]]:
+def read_frames(
+    windows: Sequence[tuple[Frames, int, int]], *, is_again: bool = False
+) -> list[list[bytes]]:
     """The values of windows, each from a step to before another one, of lists of the same reader: all in a
-    few calls, those of a storage at once.
+    few calls, those of a storage at once; again where a cache had damaged bytes.
 
     Raises:
         CorruptRecordError: The checksum of a value is wrong; names the file, the first window's
@@ -607,7 +614,7 @@ def read_frames(windows: Sequence[tuple[Frames, int, int]]) -> list[list[bytes]]
     """
     if not windows:
         return []
-    record, found = windows[0][0].record, []
+    record, found = windows[0][0].record, list[list[bytes]]()
     rows_of = [frames.places[first:stop] for frames, first, stop in windows]
     # The values of a list follow one another: a window is one piece of its file.
     ends = [(int(rows[0, 0]), int(rows[-1, 0] + rows[-1, 1])) for rows in rows_of]
@@ -633,8 +640,12 @@ def read_frames(windows: Sequence[tuple[Frames, int, int]]) -> list[list[bytes]]
                 # A copy: the buffer is one for many episodes, and a sample may live long.
                 found[-1].append(bytes(value[len(head) :]))
     except CorruptRecordError as error:
+        blamed = record.blame(error)
+        # A cache had damaged bytes, perhaps, before the whole record was read.
+        if isinstance(blamed, IndexMismatchError) and not is_again:
+            return read_frames(windows, is_again=True)
         # Those who read several records do so again, one by one.
-        raise record.locate(record.blame(error)) from error.__cause__
+        raise record.locate(blamed) from error.__cause__
     except TFRecordError as error:
         raise record.locate(error) from error.__cause__
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,17 +32,17 @@ from torch_tfrecord.rlds.episode_columns import (
     Decoding,
     EpisodeColumn,
     each_leaf,
-    read_windows,
 )
+from torch_tfrecord.rlds.episode_index import Frames, read_frames
 from torch_tfrecord.rlds.episode_store import Episode
 from torch_tfrecord.rlds.windows import Windows
 from torch_tfrecord.samples import is_ragged
 from torch_tfrecord.torch_internals import as_kind_of
 
-__all__ = ["DifferentNamesError", "StepBatch", "Wanted", "finish", "own", "step_columns"]
+__all__ = ["DifferentNamesError", "StepBatch", "finish", "own", "step_columns"]
 
-Wanted: TypeAlias = tuple[EpisodeColumn, int, int]
-"""A column, the first step of a window, and the one after its last."""
+_Found: TypeAlias = Mapping[int, list[bytes]]
+"""The frames of windows, by the number of their sample."""
 
 # Batches.
 
@@ -81,7 +81,6 @@ class StepBatch:
         episodes: The episode of each sample; columns are passed in the same order.
         keys: The random key of each, which determines its crops.
         decode_on: See `RLDSDataset`.
-        wanted: Gets the windows that `finish` is to read.
         begins: int64 [B]: the step that each window begins at. Those before the episode, and after
             it, are padding.
         size: Number of steps of each window.
@@ -99,7 +98,6 @@ class StepBatch:
         episodes: Sequence[Episode],
         keys: Keys,
         decode_on: str,
-        wanted: list[Wanted],
         begins: Ints,
         size: int = 1,
         pad: Pad = None,
@@ -111,7 +109,7 @@ class StepBatch:
         self.steps = np.minimum(np.maximum(places, 0), stops[:, None] - 1)
         self.is_real = self.steps == places
         self._begins, self._size, self._pad, self._is_step = begins, size, pad, is_step
-        self._keys, self._wanted = keys, wanted
+        self._keys = keys
         firsts, stops = np.maximum(begins, 0), np.minimum(begins + size, stops)
         self._spans = [*zip(firsts.tolist(), stops.tolist(), strict=True)]
         # Padding is made of frames that are there.
@@ -122,20 +120,31 @@ class StepBatch:
         numbers = self._numbers(columns)
         if numbers is not None:
             return torch.from_numpy(numbers[:, 0] if self._is_step else numbers)
-        self._wanted += [
-            (column, *span) for column, span in zip(columns, self._spans, strict=True)
-        ]
-        return partial(self._finish, columns)
+        windows = {
+            number: (column.values, *self._spans[number])
+            for number, column in enumerate(columns)
+            if isinstance(column.values, Frames)
+        }
+        return partial(self._finish, columns, windows)
 
-    def _finish(self, columns: Sequence[EpisodeColumn], found: Iterator[Any]) -> object:
-        """[B, steps, ...] for images; else a list of B windows, each stacked if possible; from the
-        stored values of windows, of which those of these columns are the next.
+    def _finish(
+        self,
+        columns: Sequence[EpisodeColumn],
+        windows: Mapping[int, object],
+        found: Iterator[list[bytes]],
+    ) -> object:
+        """[B, steps, ...] for images; else a list of B windows, each stacked if possible.
+
+        Args:
+            columns: As of `take`.
+            windows: Those of frames, by number.
+            found: The next are their frames.
         """
-        windows = [*islice(found, len(columns))]
-        pictures = self._pictures(columns, windows)
+        frames = dict(zip(windows, found, strict=False))
+        pictures = self._pictures(columns, frames)
         if pictures is not None:
             return tv_tensors.Image(pictures[:, 0]) if self._is_step else tv_tensors.Video(pictures)
-        return [self._window(*each) for each in zip(columns, windows, range(len(columns)))]
+        return [self._window(number, column, frames) for number, column in enumerate(columns)]
 
     def _numbers(self, columns: Sequence[EpisodeColumn]) -> npt.NDArray[np.generic] | None:
         arrays: list[Any] = [getattr(column, "array", None) for column in columns]
@@ -160,9 +169,7 @@ class StepBatch:
             out[~self.is_real] = 0
         return out
 
-    def _pictures(
-        self, columns: Sequence[EpisodeColumn], windows: list[Any]
-    ) -> torch.Tensor | None:
+    def _pictures(self, columns: Sequence[EpisodeColumn], frames: _Found) -> torch.Tensor | None:
         """uint8 [B, steps, C, H, W]; None if they are not plain images, or do not all have the
         expected size.
         """
@@ -178,9 +185,11 @@ class StepBatch:
         shape = len(columns), self._size
         places = np.flatnonzero(self.is_real)
         numbers = places // self._size
+        # Short lists are in memory, and an `episode_transform` may have put other columns there.
+        values = (self._stored(number, column, frames) for number, column in enumerate(columns))
         try:
             stack = image._decoded(
-                [*chain.from_iterable(windows)],
+                [*chain.from_iterable(values)],
                 [plans[number].shape for number in numbers.tolist()],
                 self._keys[numbers],
                 places.tolist(),
@@ -198,17 +207,21 @@ class StepBatch:
             batch[number, place] = batch[number, nearest] if self._pad == "repeat" else 0
         return batch
 
-    def _window(self, column: EpisodeColumn, stored: Any, number: int) -> object:
-        """The values of a window from the stored ones: a tensor [steps, ...], a `tv_tensors.Video` for
-        images, or a list.
+    def _stored(self, number: int, column: EpisodeColumn, frames: _Found) -> Any:
+        return frames[number] if number in frames else column.stored(*self._spans[number])
+
+    def _window(self, number: int, column: EpisodeColumn, frames: _Found) -> object:
+        """The values of a window: a tensor [steps, ...], a `tv_tensors.Video` for images, or a
+        list.
         """
         first, key = self._spans[number][0], int(self._keys[number])
-        if self._is_step:
-            return column.decoded(stored, first, key)[0]
         is_list = getattr(column, "is_list", False)
-        reserve(self._size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
-        # Padding is not decoded again.
-        read = column.decoded(stored, first, key)
+        if not self._is_step:
+            reserve(self._size * (OBJECT_BYTES if is_list else TENSOR_BYTES))
+        # Padding is not read again.
+        read = column.decoded(self._stored(number, column, frames), first, key)
+        if self._is_step:
+            return read[0]
         values = [read[step - first] for step in self.steps[number].tolist()]
         if self._pad == "zero":
             empty, is_real = _empty(values[0], is_list), self.is_real[number]
@@ -216,9 +229,12 @@ class StepBatch:
         return values if is_list else _stack_alike(values)
 
 
-def finish(tree: Any, wanted: Sequence[Wanted]) -> Any:
-    """The columns that `StepBatch.take` made, with all that they wanted of the files, in one read."""
-    found = iter(read_windows(wanted))
+def finish(tree: Any) -> Any:
+    """The columns that `StepBatch.take` made, with the frames that they want, all in one read."""
+    left: list[Any] = []
+    each_leaf(tree, left.append)
+    wanted = [leaf.args[1].values() for leaf in left if isinstance(leaf, partial)]
+    found = iter(read_frames([*chain.from_iterable(wanted)]))
     return each_leaf(tree, lambda leaf: leaf(found) if isinstance(leaf, partial) else leaf)
 
 
@@ -273,8 +289,7 @@ def step_columns(
             episode._replace(steps=drawn.steps(episode.steps, number))
             for number, episode in enumerate(episodes)
         ]
-    wanted: list[Wanted] = []
-    windows_of = partial(StepBatch, episodes, keys, decode_on, wanted)
+    windows_of = partial(StepBatch, episodes, keys, decode_on)
     seen = windows_of(steps - (past - 1), past, pad)
     done = windows_of(steps, future, pad)
     one = windows_of(steps, is_step=True)
@@ -289,7 +304,7 @@ def step_columns(
         at_goal = windows_of(goals, is_step=True)
         task = _together([*map(_seen_at_goal, episodes)], at_goal.take)
         task["timestep"] = goals.tolist()
-    columns, task = finish({"": columns, "task": task}, wanted).values()
+    columns, task = finish({"": columns, "task": task}).values()
     if drawn is not None:
         drawn.mask(declared, columns)
     task["language_instruction"] = [*map(instruction, episodes, steps.tolist())]
