@@ -263,7 +263,6 @@ PEERS = ("dlimp", "lerobot")  # names of the options with their interpreters, to
 SAME = ("plain", "cameras", "workers", *FAR, *PEERS)
 
 
-
 def shown(batch: Any) -> list[list[float]]:
     """Episode, step, sum of the actions and mean of the wrist's picture of each sample."""
     import numpy as np
@@ -319,6 +318,7 @@ def run_side(arguments: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     first_rows = shown(first_batch) if arguments.side in SAME else []
 
     def run() -> dict[str, float]:
+        time.sleep(1 if arguments.side in FAR else 0)  # the side before reads ahead
         for _ in range(EARLY):
             next(batches)
         asked = counted(arguments)
