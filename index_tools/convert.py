@@ -18,22 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from index_tools._features import load_features
 from index_tools._outputs import add_output, check_outputs, create_folders, shard_name
 from index_tools._terminal import Verb, escape
 from index_tools._workers import Advance, work
 from index_tools.from_images import FOLDER_OPTIONS, FROM_IMAGES
 from index_tools.pictures import add_image_options
-from torch_tfrecord import (
-    FixedLenFeature,
-    ParseError,
-    RawTensor,
-    TFRecordDataset,
-    TFRecordError,
-    find_files,
-    infer_features,
-    write_arrow,
-)
+from torch_tfrecord import ParseError, TFRecordError, find_files
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import AtomicFile, is_remote
 from torch_tfrecord.progress import ProgressBar
@@ -154,20 +144,38 @@ def _convert(
 ) -> int:
     with needs_extra("this conversion", "arrow"):
         from index_tools.table_formats import read_tables, write_table
+    # they import torch, which an image folder does without
+    from index_tools._features import load_features
+    from torch_tfrecord import (
+        FixedLenFeature,
+        Image,
+        RawTensor,
+        TFRecordDataset,
+        infer_features,
+    )
 
     paths = _output_paths(out, num_shards or len(files), bool(num_shards))
     specs: Any = load_features(features, files) if features or kind == _TFRECORD else None
     count = len(paths)
     if kind == _TFRECORD:
+        stored = specs
         if not features and isinstance(specs, dict):
-            # the sizes of an array may be in other features
-            raw = [name for name, spec in specs.items() if isinstance(spec, RawTensor)]
-            specs.update(dict.fromkeys(raw, FixedLenFeature((), bytes)))
-        data = TFRecordDataset(files, specs)
+            plain = FixedLenFeature((), bytes)
+            for name, spec in specs.items():
+                if isinstance(spec, RawTensor):  # its sizes may be in other features
+                    specs[name] = plain
+            # the bytes of pictures are read without torchvision
+            stored = {
+                name: plain if isinstance(spec, Image) else spec for name, spec in specs.items()
+            }
+        data = TFRecordDataset(files, stored)
         data = data.select_columns(names) if names else data
         ends = [len(data) * number // count for number in range(count + 1)]
         reads = [data[begin:end].iter_arrow for begin, end in pairwise(ends)]
-        specs, write = data.features, partial(write_table, _kind(out), data[:0].to_arrow().schema)
+        write = partial(write_table, _kind(out), data[:0].to_arrow().schema)
+        specs = (
+            {name: specs[name] for name in data.features} if stored is not specs else data.features
+        )
     else:
         read = partial(read_tables, kind, names=names or specs, specs=specs, split=split)
         reads = [partial(read, [path]) for path in files]
@@ -239,6 +247,8 @@ def _output_paths(out: str, count: int, are_shards: bool) -> list[str]:
 
 
 def _write_records(specs: Any, batches: Iterator[Any], path: str) -> None:
+    from torch_tfrecord import write_arrow
+
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         write_arrow(batches, path, features=specs)

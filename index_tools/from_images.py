@@ -24,9 +24,9 @@ from index_tools._terminal import (
     pluralize,
 )
 from index_tools.pictures import Encoding, add_image_options, map_in_threads, print_prices
-from torch_tfrecord import ImageDecodeError, decode_image
+from torch_tfrecord import ImageDecodeError
 from torch_tfrecord.files import AtomicFile, open_file
-from torch_tfrecord.media import guess_content, image_format, image_size
+from torch_tfrecord.media import check_image, guess_content, image_format, image_size
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.random_stream import shuffled
 
@@ -309,7 +309,7 @@ def load_image(path: str, encoding: Encoding | None = None) -> tuple[bytes, byte
         source = opened.read(opened.file_size, 0)
         if encoding:
             return source, *encoding.encode(source)
-        decode_image(source, "unchanged")
+        check_image(source)
         return source, source, ""
     except ImageDecodeError as error:
         raise error.locate(path=path) from error.__cause__

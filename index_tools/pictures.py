@@ -17,12 +17,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import PIL.Image
-import torch
 
 from index_tools._terminal import align, integer, pluralize
 from torch_tfrecord import decode_image
 from torch_tfrecord.errors import needs_extra
-from torch_tfrecord.media import read_header
+from torch_tfrecord.media import check_image
 from torch_tfrecord.per_process import num_processors
 from torch_tfrecord.progress import ProgressBar
 
@@ -84,15 +83,16 @@ class Encoding(NamedTuple):
         Raises:
             ImageDecodeError: The bytes are no picture, or a damaged one.
         """
-        pixels, header = decode_image(encoded, "unchanged"), read_header(encoded)
+        header = check_image(encoded)
         turn = header.orientation if self.orientation == "applied" else 1
         is_same = header.format == self.image_format and turn == 1
         if is_same and self.image_format == "jpeg" and not self.recompress:
             return encoded, ""
+        pixels = decode_image(encoded, "unchanged")
         # Takes a second: not for pictures that stay as they are.
         from torchvision.transforms.functional import to_pil_image
 
-        if pixels.dtype != torch.uint8 and not self.to_8bit:
+        if pixels.element_size() > 1 and not self.to_8bit:
             # half of the bits would be lost, for example of a depth map
             return encoded, "16-bit"
         # A file may declare one colour transparent without an alpha channel.
@@ -185,6 +185,8 @@ def print_prices(
         ImportError: torchmetrics is missing.
         ValueError: There is no picture.
     """
+    import torch
+
     with needs_extra("the table", "tools", "torchmetrics"):
         from torchmetrics.functional import image as metrics
     from torchvision.transforms.functional import rgb_to_grayscale

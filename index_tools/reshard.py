@@ -13,15 +13,15 @@ import io
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from index_tools._features import open_dataset
 from index_tools._outputs import FileWriter, Output, add_output, check_outputs, create_folders
 from index_tools._terminal import (
     PATHS_HELP,
@@ -34,16 +34,16 @@ from index_tools._terminal import (
 )
 from torch_tfrecord import (
     IndexMismatchError,
-    TFRecordDataset,
     TFRecordError,
     build_manifest,
     read_records,
 )
 from torch_tfrecord.files import is_remote, open_file
+from torch_tfrecord.loading import RecordFiles
 from torch_tfrecord.order import Permutation
 from torch_tfrecord.per_process import each_at_once
 from torch_tfrecord.progress import ProgressBar
-from torch_tfrecord.records import OVERHEAD_BYTES
+from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper, RecordTable
 from torch_tfrecord.shown import without_secrets
 
 __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
@@ -60,22 +60,32 @@ _SET = re.compile(r"([\w.+-]+)=(\d*\.?\d+)")
 # Which records.
 
 
-def _select(paths: Sequence[str], where: Sequence[str]) -> tuple[TFRecordDataset, _Integers]:
-    """The dataset of the files, and the positions of the wanted records."""
+def _select(paths: Sequence[str], where: Sequence[str]) -> tuple[RecordFiles, _Integers]:
+    """The files, and the positions of the wanted records."""
     found = data_files(paths)
-    try:
-        table = open_dataset(found, index="require")
-    except IndexMismatchError:
-        table = open_dataset(found, index="memory")
-    table._record_files.has_warned = True  # neighbours are read together
+    with warnings.catch_warnings():  # a verb prints what is damaged or missing
+        warnings.simplefilter("ignore")
+        try:
+            table = RecordTable.open(found, IndexKeeper("require"))
+        except IndexMismatchError:
+            table = RecordTable.open(found, IndexKeeper("memory"))
+    files = RecordFiles.of(table)
+    files.has_warned = True  # neighbours are read together
     positions = np.arange(len(table))
     for name, _, values in (condition.partition("=") for condition in where):
-        column = table._searched(name).take(positions)
+        column = _search(files, name).take(positions)
         wanted = [column.parse(text, name) for text in values.split(",")]
         positions = positions[column.matches(wanted, name)]
     if where and not len(positions):
         raise ValueError(f"no record has {' and '.join(where)}")
-    return table, positions
+    return files, positions
+
+
+@cache
+def _search(files: RecordFiles, name: str) -> Any:
+    from torch_tfrecord import TFRecordDataset  # imports torch
+
+    return TFRecordDataset._from_source(files)._searched(name)
 
 
 def _shuffle(positions: _Integers, seed: int) -> _Integers:
@@ -133,9 +143,9 @@ def hash_sets(values: Iterable[object], fractions: Sequence[float], seed: int) -
 # Reading and writing.
 
 
-def _read(table: TFRecordDataset, positions: _Integers) -> list[bytes | memoryview]:
+def _read(files: RecordFiles, positions: _Integers) -> list[bytes | memoryview]:
     """Records in the order of their positions, read in that of the files."""
-    files, order = table._record_files, np.argsort(positions)
+    order = np.argsort(positions)
     # Neighbours stay where they were read; else only the records are kept, not what is between.
     is_whole = bool((np.diff(positions) == 1).all())
     found: list[bytes | memoryview] = [b""] * len(order)
@@ -151,27 +161,27 @@ def _read(table: TFRecordDataset, positions: _Integers) -> list[bytes | memoryvi
 
 
 def _write(
-    table: TFRecordDataset,
+    files: RecordFiles,
     sets: Mapping[str, _Integers],
     as_json: bool,
     force: bool,
     **shards: Any,
 ) -> int:
     """Write records to shards of these prefixes; without options of shards, to files."""
-    files = table._record_files.table
+    table = files.table
 
     def sizes(positions: _Integers) -> _Integers:
-        return files.find(positions)[2] + OVERHEAD_BYTES
+        return table.find(positions)[2] + OVERHEAD_BYTES
 
     outputs = {path: len(positions) for path, positions in sets.items()}
     if shards:
-        shards["compression_type"] = shards["compression_type"] or files.facts(0).compression_type
+        shards["compression_type"] = shards["compression_type"] or table.facts(0).compression_type
         named = [Output(path, **shards, force=force).shards(sizes(sets[path])) for path in sets]
         outputs = dict(chain.from_iterable(map(dict.items, named)))
     order = np.concatenate([*sets.values()])
     batches = np.cumsum(sizes(order)) // _BATCH_BYTES
     parts = np.split(order, np.flatnonzero(np.diff(batches)) + 1)
-    records = chain.from_iterable(each_at_once(partial(_read, table), parts, 2))
+    records = chain.from_iterable(each_at_once(partial(_read, files), parts, 2))
     return _fill(table.files, outputs, records, as_json, force)
 
 
@@ -283,7 +293,7 @@ def _run_copy(
     **options: Any,
 ) -> int:
     """Write all, or, with `fraction`, some of the records."""
-    table, positions = _select(paths, where)
+    files, positions = _select(paths, where)
     order = _shuffle(positions, seed) if shuffle or fraction is not None else positions
     if fraction is not None:
         count = num_records or round(fraction * len(order))
@@ -292,7 +302,7 @@ def _run_copy(
                 f"expected -n or --fraction for 1 to {len(order)} records, got {count}"
             )
         order = np.sort(order[:count])
-    return _write(table, {out: order}, **options)
+    return _write(files, {out: order}, **options)
 
 
 RESHARD = _verb(
@@ -331,10 +341,10 @@ def _run_split(
             "expected PATH... OUT_PREFIX NAME=FRACTION..., with fractions that sum to 1, and not both --by and "
             f"--stratify, got {' '.join(sets)}{hint}"
         )
-    table, positions = _select(paths, where)
+    files, positions = _select(paths, where)
     shares, classes = [*fractions.values()], np.zeros(len(positions), np.int64)
     if name := by or stratify:
-        column = table._searched(name).take(positions)
+        column = _search(files, name).take(positions)
         classes = column.values
         if column.missing is not None and column.missing.any():
             raise ValueError(
@@ -351,7 +361,7 @@ def _run_split(
     parts = {f"{base}{name}": positions[numbers == number] for number, name in enumerate(fractions)}
     if shuffle:
         parts = {name: _shuffle(part, seed) for name, part in parts.items()}
-    return _write(table, parts, **options)
+    return _write(files, parts, **options)
 
 
 SPLIT = _verb(

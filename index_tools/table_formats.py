@@ -13,6 +13,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import chain, groupby, islice
 from math import prod
@@ -289,10 +290,10 @@ def _lines(kind: str, batch: pa.RecordBatch) -> bytes:
     """The rows of a batch as CSV or JSON."""
     columns = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        values = column.to_pylist()
+        values, is_number = column.to_pylist(), pa.types.is_primitive(column.type)
         if kind == "csv":
-            texts = [_cell(name, value) for value in values]
-        elif pa.types.is_primitive(column.type):  # all in one call
+            texts = [*map(str if is_number else partial(_cell, name), values)]
+        elif is_number:  # all in one call
             texts = _json(name, values)[1:-1].split(", ")
         else:
             texts = [_json(name, value) for value in values]

@@ -7,17 +7,19 @@ CPython does not switch threads within such an addition.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from operator import truediv
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.profiler import record_function
 
-from torch_tfrecord.torch_internals import is_profiling, next_batch
+if TYPE_CHECKING:
+    import torch
+    from torch.profiler import record_function
 
 __all__ = ["PHASES", "Counters", "Phase", "count", "count_in", "spent"]
 
@@ -62,8 +64,13 @@ class Phase:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        shown = is_profiling()
-        self._shown = record_function(f"torch_tfrecord::{name}") if shown else None
+        self._shown: record_function | None = None
+        # Records are read without torch, too.
+        internals = sys.modules.get("torch_tfrecord.torch_internals")
+        if getattr(internals, "is_profiling", bool)():
+            from torch.profiler import record_function
+
+            self._shown = record_function(f"torch_tfrecord::{name}")
 
     def __enter__(self) -> None:
         if self._shown is not None:
@@ -96,6 +103,8 @@ class Counters:
     """
 
     def __init__(self, num_workers: int = 0) -> None:
+        import torch
+
         self.table = torch.zeros(num_workers + 1, len(_COUNTED), dtype=torch.float64)
         if num_workers:
             self.table.share_memory_()
@@ -108,6 +117,8 @@ class Counters:
 
     def receive(self, batches: Iterator[object]) -> object:
         """The next batch; counts the wait for it, and what this thread does meanwhile."""
+        from torch_tfrecord.torch_internals import next_batch
+
         before, _THREAD.row = _THREAD.row, self._row
         try:
             with Phase("wait"):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import PIL.Image
 import pytest
 
 import torch_tfrecord
@@ -195,3 +196,41 @@ def test_escape_can_tell_an_escape_from_a_backslash():
 def test_byte_size_refuses(text):
     with pytest.raises(argparse.ArgumentTypeError, match="such as 1000000, 100MB or 64MiB"):
         byte_size(text)
+
+
+WITHOUT_TORCH = [
+    "index rows.tfrecord --force",
+    "verify rows.tfrecord",
+    "salvage rows.tfrecord good.tfrecord",
+    "reshard rows.tfrecord new --num-shards 2 --shuffle",
+    "split rows.tfrecord sets train=0.5 test=0.5",
+    "merge rows.tfrecord one.tfrecord",
+    "head rows.tfrecord first.tfrecord -n 2",
+    "sample rows.tfrecord some.tfrecord -n 2",
+    "from-images photos pictures",
+    "convert photos pictures",
+    "cache",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", WITHOUT_TORCH)
+def test_verbs_that_need_no_tensor_do_not_wait_for_torch(tmp_path, arguments):
+    """It takes seconds to import."""
+    with TFRecordWriter(tmp_path / "rows.tfrecord") as writer:
+        for number in range(4):
+            writer.write({"label": number})
+    picture = tmp_path / "photos" / "cat" / "1.jpg"
+    picture.parent.mkdir(parents=True)
+    PIL.Image.new("RGB", (20, 10)).save(picture)
+    code = (
+        "import sys; from index_tools.main import main; status = main(sys.argv[1:]); "
+        "sys.exit(status or 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

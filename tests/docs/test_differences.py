@@ -27,7 +27,7 @@ from torch_tfrecord import (
     parse_single_example,
     read_records,
 )
-from torch_tfrecord.media import read_header
+from torch_tfrecord.media.headers import read_header
 
 TESTS = Path(__file__).parents[1]
 DOC = TESTS.parent / "docs" / "tensorflow.md"

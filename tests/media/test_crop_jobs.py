@@ -29,7 +29,8 @@ from torch_tfrecord import (
     encode_image,
 )
 from torch_tfrecord.columns.parsers import ExampleParser
-from torch_tfrecord.media import crop_jobs, leading_crops, read_header
+from torch_tfrecord.media import crop_jobs, leading_crops
+from torch_tfrecord.media.headers import read_header
 from torch_tfrecord.media import image as image_columns
 from torch_tfrecord.media.crop_jobs import StoredImage
 from torch_tfrecord.media.leading_crops import find_leading_crop

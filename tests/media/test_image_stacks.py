@@ -13,7 +13,8 @@ from image_kinds import decode_stack, encode, exif
 from PIL import Image as PillowImage
 
 from torch_tfrecord import ImageDecodeError, decode_image
-from torch_tfrecord.media import image, read_header
+from torch_tfrecord.media import image
+from torch_tfrecord.media.headers import read_header
 from torch_tfrecord.native import optional_module
 
 NEEDS_LIBJPEG = pytest.mark.skipif(

@@ -23,7 +23,8 @@ from torchvision import tv_tensors
 
 from torch_tfrecord import ImageDecodeError, decode_image, encode_image, resize_with_crop_or_pad
 from torch_tfrecord.media import backends as image_backends
-from torch_tfrecord.media import image_format, image_size, read_header
+from torch_tfrecord.media import check_image, image_format, image_size
+from torch_tfrecord.media.headers import read_header
 
 HAS_TORCHCODEC = image_backends.torchcodec_decoders() is not None
 NEEDS_TORCHCODEC = pytest.mark.skipif(
@@ -414,6 +415,9 @@ def test_every_cut_of_every_kind_is_an_error(name):
         for length in range(len(data)):
             text = error_of(decode_image, data[:length], backend=backend)
             assert text.startswith("expected ") and ", got " in text and len(text) < 250
+            if backend == "pillow":
+                assert error_of(check_image, data[:length]) == text
+    assert check_image(data) == read_header(data)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's remarks on damaged metadata

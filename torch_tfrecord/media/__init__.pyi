@@ -1,8 +1,15 @@
-from .codec import decode_image, encode_image, image_format, image_size, resize_with_crop_or_pad
+from .codec import (
+    check_image,
+    decode_image,
+    encode_image,
+    image_format,
+    image_size,
+    resize_with_crop_or_pad,
+)
 from .crop_jobs import image_sizes
 from .crops import RandomResizedCrop, ResizedCenterCrop
 from .display import Parts, show, to_html
-from .headers import guess_content, read_header
+from .headers import guess_content
 from .image import Image
 from .media_decoders import decode_sound, decoders_state, read_wav
 from .sounds import Audio, Video
@@ -14,6 +21,7 @@ __all__ = [
     "RandomResizedCrop",
     "ResizedCenterCrop",
     "Video",
+    "check_image",
     "decode_image",
     "decode_sound",
     "decoders_state",
@@ -22,7 +30,6 @@ __all__ = [
     "image_format",
     "image_size",
     "image_sizes",
-    "read_header",
     "read_wav",
     "resize_with_crop_or_pad",
     "show",

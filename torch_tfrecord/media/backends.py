@@ -14,11 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import (
     BmpImagePlugin,
     GifImagePlugin,
@@ -32,6 +31,9 @@ from PIL import (
 
 from torch_tfrecord.errors import ImageDecodeError, optional_import, warn_once
 from torch_tfrecord.media.headers import ImageHeader
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "DECODERS",
@@ -93,6 +95,8 @@ def _decode_with_torchcodec(
     """Decode a JPEG or PNG image with torchcodec; ``data`` must contain no EXIF, which torchcodec
     would always apply.
     """
+    import torch
+
     decoders: Any = torchcodec_decoders()
     if header.format not in ("jpeg", "png"):
         raise _unsupported("a JPEG or PNG image", header.format.upper())
@@ -120,17 +124,21 @@ def _decode_with_torchcodec(
     return image
 
 
-def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str) -> torch.Tensor:
-    """Decode an image with Pillow, using only the plugin of the header's format."""
+def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str) -> _Pixels:
+    """Decode an image with Pillow, using only the plugin of the header's format; to check a JPEG, from
+    all of its data the smallest picture.
+    """
     picture: Any = _open_pillow(data, header)
+    if mode == "check":
+        picture.draft(None, (1, 1))
+        mode = "unchanged"
     if header.format == "png" and header.bits == 16:
-        pixels = _read_png16(data, header)
-        if mode == "unchanged":
-            return torch.from_numpy(pixels).permute(2, 0, 1)
-        pixels = _append_png16_alpha(pixels, picture.info.get("transparency"))
-        high = (pixels >> 8).astype(np.uint8)
-        stored = Image.fromarray(high[..., 0] if pixels.shape[2] == 1 else high)
-        array = _convert_to_array(stored, mode, header)
+        array = _read_png16(data, header)
+        if mode != "unchanged":
+            pixels = _append_png16_alpha(array, picture.info.get("transparency"))
+            high = (pixels >> 8).astype(np.uint8)
+            stored = Image.fromarray(high[..., 0] if pixels.shape[2] == 1 else high)
+            array = _convert_to_array(stored, mode, header)
     elif header.format == "gif":
         array = _read_gif(picture, mode, header)
     else:
@@ -146,7 +154,8 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
         if header.format == "bmp" and mode in ("RGBA", "unchanged"):
             _append_unnamed_alpha(picture, tile, data)
         array = _convert_to_array(picture, mode, header)
-    return torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1))
+    found: _Pixels = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return found
 
 
 def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> _Pixels:
@@ -295,7 +304,7 @@ def _reciprocal(gamma: int) -> int:
     return int(_ONE * _ONE / gamma + 0.5)
 
 
-DECODERS: dict[str, Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor]] = {
+DECODERS: dict[str, Callable[[bytes | memoryview, ImageHeader, str], torch.Tensor | _Pixels]] = {
     "torchcodec": _decode_with_torchcodec,
     "pillow": _decode_with_pillow,
 }

@@ -11,11 +11,10 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
 
 from torch_tfrecord.arguments import at_least, one_of
@@ -27,12 +26,15 @@ from torch_tfrecord.media.backends import (
     torchcodec_decoders,
 )
 from torch_tfrecord.media.headers import ImageHeader, check_scans, detect_format, read_header
-from torch_tfrecord.torch_internals import as_kind_of, tv_classes
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "CHANNELS",
     "DEFAULT_MAX_PIXELS",
     "EncodedImage",
+    "check_image",
     "decode_by_header",
     "decode_image",
     "encode_image",
@@ -142,12 +144,32 @@ def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview,
     return encoded, header
 
 
+def check_image(data: bytes) -> ImageHeader:
+    """Decode an image to check that it is whole, by Pillow, without torch; its header.
+
+    Raises:
+        ImageDecodeError: As by `decode_image`.
+    """
+    encoded, header = open_image(data, DEFAULT_MAX_PIXELS)
+    _decoded(encoded, header, "check", "pillow")
+    return header
+
+
 def decode_by_header(
     encoded: bytes | memoryview, header: ImageHeader, mode: str, backend: str = "auto"
 ) -> torch.Tensor:
     """Decode an image with a known header, without applying EXIF orientation; see
     :func:`decode_image`.
     """
+    import torch
+
+    pixels = _decoded(encoded, header, mode, backend)
+    return torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
+
+
+def _decoded(
+    encoded: bytes | memoryview, header: ImageHeader, mode: str, backend: str
+) -> torch.Tensor | npt.NDArray[np.generic]:
     if backend == "auto":
         usable = (
             header.format == "jpeg"
@@ -287,6 +309,10 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
         tensor([[2, 3, 4, 5]])
     """
     height, width = at_least(1, "height", height), at_least(1, "width", width)
+    import torch
+
+    from torch_tfrecord.torch_internals import as_kind_of, tv_classes
+
     if not isinstance(image, torch.Tensor) or (
         isinstance(image, tv_classes("TVTensor"))
         and not isinstance(image, tv_classes("Image", "Video", "Mask"))
@@ -308,8 +334,8 @@ def resize_with_crop_or_pad(image: torch.Tensor, height: int, width: int) -> tor
 def _as_buffer(data: EncodedImage) -> bytes | memoryview:
     if isinstance(data, bytes):
         return data
-    if isinstance(data, torch.Tensor | np.ndarray):
-        array = data.detach().cpu().numpy() if isinstance(data, torch.Tensor) else data
+    array = _as_array(data)
+    if isinstance(array, np.ndarray):
         if array.ndim != 1 or array.dtype != np.uint8:
             raise ValueError(
                 f"expected data as a 1-D uint8 tensor or array, got {array.dtype} of shape {list(array.shape)}"
@@ -323,6 +349,11 @@ def _as_buffer(data: EncodedImage) -> bytes | memoryview:
     )
 
 
+def _as_array(value: Any) -> object:
+    """A tensor as an array, without an import of torch; anything else as it is."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
 def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
     """Rotate and flip a decoded image [C, H, W] according to its EXIF orientation, 1 to 8."""
     if orientation == 1:
@@ -330,6 +361,8 @@ def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
     array = image.numpy()
     if orientation >= 5:
         array = array.swapaxes(-2, -1)
+    import torch
+
     # With NumPy, as some versions of torch cannot flip uint16; the copy removes negative strides.
     return torch.from_numpy(np.flip(array, _FLIPS[(orientation - 1) % 4]).copy())
 
@@ -337,17 +370,14 @@ def turn_upright(image: torch.Tensor, orientation: int) -> torch.Tensor:
 def _check_pixels(
     image: torch.Tensor | npt.NDArray[np.generic] | Image.Image, format: str
 ) -> npt.NDArray[np.generic]:
-    if isinstance(image, torch.Tensor):
-        pixels = image.detach().as_subclass(torch.Tensor).cpu().numpy()
-    elif isinstance(image, np.ndarray):
-        pixels = image
-    elif isinstance(image, Image.Image):
+    pixels = _as_array(image)
+    if isinstance(image, Image.Image):
         if image.mode not in ("L", "LA", "RGB", "RGBA"):
             raise ValueError(
                 f"expected a PIL image of mode L, LA, RGB or RGBA, got {image.mode}: convert('RGB') it"
             )
         pixels = np.atleast_3d(np.asarray(image)).transpose(2, 0, 1)
-    else:
+    if not isinstance(pixels, np.ndarray):
         raise TypeError(
             f"expected image as a tensor, an array or a PIL image, got {type(image).__name__}"
         )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.batch_memory import Ints, empty_bytes, reserve
 from torch_tfrecord.errors import ImageDecodeError, ParseError, warn_once
@@ -90,6 +89,8 @@ def normalization(mean: Sequence[float], std: Sequence[float]) -> Table:
     Args:
         mean, std: One number per channel, for values from 0 to 1.
     """
+
+    from torchvision.transforms.v2 import functional
 
     def normalize(image: torch.Tensor) -> torch.Tensor:
         image = functional.to_dtype_image(image, torch.float32, scale=True)

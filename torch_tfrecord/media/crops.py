@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, NamedTuple
 
-from torchvision.transforms import InterpolationMode
-
 from torch_tfrecord.arguments import knows_keywords, true_or_false
 from torch_tfrecord.random_stream import RandomStream
 from torch_tfrecord.shown import show_code
@@ -272,7 +270,7 @@ def _number(name: str, value: object) -> float:
 
 def interpolation_name(value: object) -> object:
     """The name of an interpolation, given as ``InterpolationMode``, as Pillow's constant, or by name."""
-    name = value.value if isinstance(value, InterpolationMode) else value
+    name = getattr(value, "value", value)
     return _PILLOW_NUMBERS.get(name, name) if isinstance(name, int) else name
 
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional
 
 from torch_tfrecord.arguments import DecodeOn, at_least, knows_keywords, one_of
 from torch_tfrecord.batch_memory import Ints, Keys
@@ -51,13 +49,13 @@ from torch_tfrecord.media.crop_jobs import (
 from torch_tfrecord.media.crops import Crop, RandomResizedCrop, ResizedCenterCrop
 from torch_tfrecord.media.device_crops import leave, num_left
 from torch_tfrecord.media.headers import read_header
-from torch_tfrecord.media.leading_crops import LeadingCrop, find_leading_crop
 from torch_tfrecord.phases import Phase, spent
 from torch_tfrecord.random_stream import to_64_bits
 from torch_tfrecord.samples import Value
 from torch_tfrecord.shown import dtype_name
 
 if TYPE_CHECKING:
+    from torch_tfrecord.media.leading_crops import LeadingCrop
     from torch_tfrecord.native.jobs import Job
 
 __all__ = [
@@ -171,6 +169,8 @@ class Image(OneValueSpec, Feature):
 
     def _reader(self, name: str, *, pads: bool = False) -> ImageReader:
         """Build the reader for Examples."""
+        # Takes a second: now, for all workers that are forked later, and not for a spec that reads nothing.
+        import_module("torchvision")
         return ImageReader(name, self) if self.several is None else _ImagesReader(name, self)
 
     def _stored(self, value: object) -> object:
@@ -197,7 +197,11 @@ class Image(OneValueSpec, Feature):
             and self.several is None
             and not any(isinstance(size, str) for size in self.shape or ())
         )
-        return find_leading_crop(transform, CHANNELS[self.mode]) if is_usual else None
+        if not is_usual:
+            return None
+        from torch_tfrecord.media.leading_crops import find_leading_crop
+
+        return find_leading_crop(transform, CHANNELS[self.mode])
 
     def _layout(self) -> tuple[torch.dtype, tuple[None, ...]]:
         dtype = torch.uint8 if self.normalize is None else torch.float32
@@ -289,7 +293,7 @@ class Image(OneValueSpec, Feature):
             rows = empty_batch(1, (height, width), channels, table)
             place_pixels(view_pixels(pixels), rows[0], table)
             pixels = batch_tensor(rows[0])
-        return tv_tensors.Image(pixels)
+        return _as_image(pixels)
 
     def _check_no_draw(self, name: str) -> None:
         if self._is_drawn:
@@ -388,9 +392,7 @@ class _Crops:
 
     def image(self) -> torch.Tensor:
         """[N, C, H, W]: uint8 in [N, H, W, C] memory ("channels last"), or contiguous float32."""
-        # Its constructor gives Python's lock away.
-        image: torch.Tensor = batch_tensor(self.out).as_subclass(tv_tensors.Image)
-        return image
+        return _as_image(batch_tensor(self.out))
 
     def leave(self, images: Callable[[], Sequence[Any]]) -> None:
         """Leave to a device what the job has left of the images."""
@@ -414,6 +416,8 @@ class _Crops:
         window = pixels[max(top, 0) : top + height, max(left, 0) : left + width]
         if window.shape[:2] != (height, width):  # with zeros around it
             image = torch.from_numpy(pixels).permute(2, 0, 1)
+            from torchvision.transforms.v2 import functional
+
             window = view_pixels(functional.crop_image(image, top, left, height, width))
         place_pixels(window, self.out[row], self._table, across=plan.across, down=plan.down)
 
@@ -429,6 +433,9 @@ class _Crops:
                 f"{size[0]} x {size[1]}"
             )
         if not self._resizes:
+            from torchvision.transforms import InterpolationMode
+            from torchvision.transforms.v2 import functional
+
             mode = InterpolationMode(crop.interpolation)
             return view_pixels(
                 functional.resize_image(
@@ -440,6 +447,14 @@ class _Crops:
             image[None], size=size, mode=crop.interpolation, align_corners=False, antialias=True
         )
         return view_pixels(resized[0])
+
+
+def _as_image(pixels: torch.Tensor) -> torch.Tensor:
+    from torchvision import tv_tensors
+
+    # Its constructor gives Python's lock away.
+    image: torch.Tensor = pixels.as_subclass(tv_tensors.Image)
+    return image
 
 
 def _drawn(crop: Crop) -> dict[str, object] | None:
@@ -578,16 +593,16 @@ class _ImagesReader(ImageReader):
             return [[*images[begin:end]] for begin, end in bounds]
         counts = {end - begin for begin, end in bounds}
         if isinstance(images, torch.Tensor) and len(counts) == 1 and 0 not in counts:
-            return tv_tensors.Image(images.unflatten(0, (len(bounds), -1)))
+            return _as_image(images.unflatten(0, (len(bounds), -1)))
         return stack([self._stacked(images[begin:end]) for begin, end in bounds])
 
-    def _stacked(self, images: Any) -> tv_tensors.Image:
+    def _stacked(self, images: Any) -> torch.Tensor:
         if not len(images):
             # A copy, as the sample is the user's to change.
-            return tv_tensors.Image(self._none.clone())
+            return _as_image(self._none.clone())
         found = images if isinstance(images, torch.Tensor) else stack(images)
         if isinstance(found, torch.Tensor):
-            return tv_tensors.Image(found)
+            return _as_image(found)
         kinds = [f"{[*image.shape]} of {dtype_name(image.dtype)}" for image in images]
         other = next(number for number, kind in enumerate(kinds) if kind != kinds[0])
         text = f"expected images of one size, got {kinds[0]} in image 0, {kinds[other]} in image {other}"

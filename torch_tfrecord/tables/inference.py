@@ -257,7 +257,7 @@ def _read_columns(records: Sequence[bytes]) -> dict[str, _Found] | None:
         if message.feature_lists.feature_list:
             return None
         features = message.context.feature
-        for key in features.keys() - dtypes.keys():
+        for key in [key for key in features if key not in dtypes]:
             if kind := features[key].WhichOneof("kind"):
                 dtypes[key] = DTYPES[kind]
     plan = ColumnPlan([[Want(key, key, dtype) for key, dtype in dtypes.items()]])
