@@ -30,9 +30,9 @@ from torch_tfrecord import (
 )
 from torch_tfrecord.columns.parsers import ExampleParser
 from torch_tfrecord.media import crop_jobs, leading_crops
-from torch_tfrecord.media.headers import read_header
 from torch_tfrecord.media import image as image_columns
 from torch_tfrecord.media.crop_jobs import StoredImage
+from torch_tfrecord.media.headers import read_header
 from torch_tfrecord.media.leading_crops import find_leading_crop
 from torch_tfrecord.native import optional_module
 from torch_tfrecord.random_stream import to_64_bits
