@@ -7,11 +7,12 @@ import contextlib
 import gzip
 import os
 import threading
+import time
 import zlib
 
 import numpy as np
 import pytest
-from helpers import framed
+from helpers import framed, open_descriptors
 
 from torch_tfrecord import TFRecordError, TFRecordIterableDataset, read_records
 from torch_tfrecord.compression import inflated
@@ -95,6 +96,22 @@ def test_a_fork_in_the_middle_goes_on_in_both_processes(name, tmp_path):
         os._exit(code)
     assert [*records] == RECORDS[100:]
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_dropped_iterator_has_no_thread_at_work_and_no_open_file(tmp_path, monkeypatch):
+    path, before, inflate = tmp_path / "one.gz", open_descriptors(), InflatedSource._inflated
+    path.write_bytes(gzip.compress(CONTENT * 20))
+
+    def slow(self):
+        time.sleep(0.1)
+        return inflate(self)
+
+    monkeypatch.setattr(inflated, "_THREAD_BYTES", (1 << 20, 1 << 20))
+    monkeypatch.setattr(InflatedSource, "_inflated", slow)
+    records = iter(TFRecordIterableDataset(path))
+    assert next(records) == RECORDS[0]
+    del records
+    assert open_descriptors() == before
 
 
 def test_an_error_comes_in_its_turn():

@@ -84,7 +84,7 @@ def test_one_meaning_of_cache_bytes():
     public += [getattr(tfds, name) for name in tfds.__all__]
     callables = [thing for thing in public if callable(thing)]
     takes = [t for t in callables if "cache_bytes" in inspect.signature(t).parameters]
-    assert {*takes} == {TFRecordDataset, TFRecordIterableDataset}
+    assert {*takes} == {TFRecordDataset, TFRecordIterableDataset, tfds.RLDSDataset}
     assert all("cache_dir" in inspect.signature(thing).parameters for thing in takes)
 
 

@@ -156,7 +156,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
 
 
 _Columns: TypeAlias = "tuple[Sequence[Sequence[Column]], dict[str, Work]]"
-"""Of a batch: the columns that each reader wants, and the readers' own work."""
+"""The columns that each reader wants of a batch, and the readers' own work."""
 
 
 class ExampleParser(Parser[Values, Values, _Columns]):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from typing import NamedTuple
+from weakref import WeakMethod
 
 from torch_tfrecord.compression.deflate import (
     GZIP_MAGIC,
@@ -118,8 +119,12 @@ class InflatedSource(SequentialSource):
         self._pieces: PerProcess[Ahead[bytes]] = PerProcess(Ahead)
         self._restart()
 
-    def _restart(self) -> None:
+    def stop(self) -> None:
+        """See `FileSource`."""
         self._pieces.get().stop()
+
+    def _restart(self) -> None:
+        self.stop()
         self._pieces = PerProcess(Ahead, keeps_parents=True)
         self._given = 0  # bytes that were returned
         self._error: CompressionError | None = None
@@ -167,7 +172,8 @@ class InflatedSource(SequentialSource):
         if self._pieces.was_forked:  # the thread is not here: from the beginning
             self._restart()
             self._given = self._to_drop = given
-        piece = self._pieces.get().next(self._inflated)
+        inflated = WeakMethod(self._inflated)  # a thread that ends keeps no file open
+        piece = self._pieces.get().next(lambda: inflated()())  # type: ignore[misc]
         self._given += len(piece)
         return piece
 

@@ -137,6 +137,9 @@ class FileSource:
         """
         return self
 
+    def stop(self) -> None:
+        """End what `ahead` has begun, and wait for it: a thread would keep the file open."""
+
     def fingerprint(self) -> int:
         """See `fingerprint_of`."""
         return self.fingerprint_of(self.read, self.file_size)

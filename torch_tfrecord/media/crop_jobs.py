@@ -208,11 +208,11 @@ def image_sizes(images: Sequence[Any], max_pixels: int | None = None) -> Ints:
 
     Args:
         images: The encoded images.
-        max_pixels: Of images that are to be decoded: then they are checked as by `open_image`, else as by
+        max_pixels: The most of an image that is to be decoded: all are then checked as by `open_image`, else as by
             `image_size`.
 
     Raises:
-        ImageDecodeError: Of the first image that is bad.
+        ImageDecodeError: The first bad image's.
     """
     # Reading a header in Python costs more than anything but decoding, so only those of doubtful images are.
     native, sizes = optional_module("jpeg"), np.zeros((len(images), 2), np.int64)

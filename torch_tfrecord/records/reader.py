@@ -126,9 +126,12 @@ def read_blocks(
     stream, _ = open_stream(file, compression_type, gaps=None if skipped is None else skipped.gaps)
     if is_ahead and stream.is_inflated:
         stream.ahead()
-    yield from RecordScanner(
-        stream, verify_crc=verify_crc, skipped=skipped, wanted=wanted, is_ahead=is_ahead
-    )
+    try:
+        yield from RecordScanner(
+            stream, verify_crc=verify_crc, skipped=skipped, wanted=wanted, is_ahead=is_ahead
+        )
+    finally:
+        stream.stop()
     if skipped:
         (_report if report is None else report)(file.path, skipped)
 
