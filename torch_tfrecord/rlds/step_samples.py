@@ -5,10 +5,10 @@ columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,15 @@ __all__ = ["DifferentNamesError", "StepBatch", "finish", "own", "step_columns"]
 
 _Found: TypeAlias = Mapping[int, list[bytes]]
 """The frames of windows, by the number of their sample."""
+
+
+class _Late(NamedTuple):
+    """A column whose frames are still to be read."""
+
+    windows: Mapping[int, tuple[Frames, int, int]]
+    """By the number of their sample: see `read_frames`."""
+    make: Callable[[_Found], object]
+
 
 # Batches.
 
@@ -116,7 +125,7 @@ class StepBatch:
         self._decode_on = decode_on if self.is_real.all() else "cpu"
 
     def take(self, columns: Sequence[EpisodeColumn]) -> object:
-        """[B, steps, ...] for numbers; for all else a function that `finish` calls."""
+        """[B, steps, ...] for numbers; for all else what `finish` makes a column of."""
         numbers = self._numbers(columns)
         if numbers is not None:
             return torch.from_numpy(numbers[:, 0] if self._is_step else numbers)
@@ -125,22 +134,10 @@ class StepBatch:
             for number, column in enumerate(columns)
             if isinstance(column.values, Frames)
         }
-        return partial(self._finish, columns, windows)
+        return _Late(windows, partial(self._decoded, columns))
 
-    def _finish(
-        self,
-        columns: Sequence[EpisodeColumn],
-        windows: Mapping[int, object],
-        found: Iterator[list[bytes]],
-    ) -> object:
-        """[B, steps, ...] for images; else a list of B windows, each stacked if possible.
-
-        Args:
-            columns: As of `take`.
-            windows: Those of frames, by number.
-            found: The next are their frames.
-        """
-        frames = dict(zip(windows, found, strict=False))
+    def _decoded(self, columns: Sequence[EpisodeColumn], frames: _Found) -> object:
+        """[B, steps, ...] for images; else a list of B windows, each stacked if possible."""
         pictures = self._pictures(columns, frames)
         if pictures is not None:
             return tv_tensors.Image(pictures[:, 0]) if self._is_step else tv_tensors.Video(pictures)
@@ -231,11 +228,17 @@ class StepBatch:
 
 def finish(tree: Any) -> Any:
     """The columns that `StepBatch.take` made, with the frames that they want, all in one read."""
-    left: list[Any] = []
-    each_leaf(tree, left.append)
-    wanted = [leaf.args[1].values() for leaf in left if isinstance(leaf, partial)]
+    leaves: list[object] = []
+    each_leaf(tree, leaves.append)
+    wanted = [leaf.windows.values() for leaf in leaves if isinstance(leaf, _Late)]
     found = iter(read_frames([*chain.from_iterable(wanted)]))
-    return each_leaf(tree, lambda leaf: leaf(found) if isinstance(leaf, partial) else leaf)
+
+    def made(leaf: object) -> object:
+        if not isinstance(leaf, _Late):
+            return leaf
+        return leaf.make(dict(zip(leaf.windows, found, strict=False)))
+
+    return each_leaf(tree, made)
 
 
 def _empty(value: object, is_list: bool) -> object:
