@@ -6,6 +6,8 @@ Covers compression/inflated, per_process.
 import contextlib
 import gzip
 import os
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -112,6 +114,31 @@ def test_a_dropped_iterator_has_no_thread_at_work_and_no_open_file(tmp_path, mon
     assert next(records) == RECORDS[0]
     del records
     assert open_descriptors() == before
+
+
+_PROGRAM = """
+import sys, time
+from torch_tfrecord import TFRecordIterableDataset
+from torch_tfrecord.compression import inflated
+inflate = inflated.InflatedSource._inflated
+def slow(self):
+    piece = inflate(self)
+    time.sleep(0.3)
+    return piece
+inflated.InflatedSource._inflated, inflated._THREAD_BYTES = slow, (1 << 20, 1 << 20)
+records = iter(TFRecordIterableDataset(sys.argv[1]))
+print(len(next(records)))
+"""
+
+
+@pytest.mark.slow
+def test_a_program_ends_in_the_middle(tmp_path):
+    path = tmp_path / "one.gz"
+    path.write_bytes(gzip.compress(CONTENT * 20))
+    ended = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, path], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("900\n", "", 0)
 
 
 def test_an_error_comes_in_its_turn():

@@ -6,6 +6,7 @@ is read, and a truncated stream or trailing bytes are errors.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from typing import NamedTuple
@@ -121,7 +122,11 @@ class InflatedSource(SequentialSource):
 
     def stop(self) -> None:
         """See `FileSource`."""
-        self._pieces.get().stop()
+        try:
+            if not sys.is_finalizing():  # its thread would never end
+                self._pieces.get().stop()
+        except AttributeError:  # when Python ends, the names of modules may be gone
+            pass
 
     def _restart(self) -> None:
         self.stop()
