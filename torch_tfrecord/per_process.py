@@ -161,6 +161,7 @@ class Ahead(Generic[_Result]):
     def __init__(self) -> None:
         self._busy = threading.Lock()  # taken while the function is called
         self._made: SimpleQueue[Future[_Result]] = SimpleQueue()
+        self._filler = 0  # the thread that called it last
 
     def next(self, function: Callable[[], _Result]) -> _Result:
         """The next result, or error; the function is the same each time."""
@@ -170,11 +171,14 @@ class Ahead(Generic[_Result]):
 
     def stop(self) -> None:
         """Wait until the function is not called any more."""
-        self._busy.acquire()
+        # The garbage collector may call this in the very thread.
+        if threading.get_ident() != self._filler:
+            self._busy.acquire()
 
     def _fill(self, function: Callable[[], _Result]) -> None:
         # Who finds it taken leaves the rest to the thread that took it, which looks once more after that.
         while self._made.qsize() < _MOST_AHEAD and self._busy.acquire(blocking=False):
+            self._filler = threading.get_ident()
             made: Future[_Result] = Future()
             _call(made, function)
             self._made.put(made)

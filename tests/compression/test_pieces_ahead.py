@@ -170,6 +170,18 @@ def test_at_most_two_are_made_ahead_one_at_a_time():
     assert running.acquire(blocking=False)
 
 
+def test_it_may_be_stopped_by_its_own_thread():
+    """As where the garbage collector drops a stream there."""
+    ahead = Ahead()
+
+    def make():
+        ahead.stop()
+        return threading.current_thread()
+
+    assert ahead.next(make) is not threading.current_thread()
+    ahead.stop()
+
+
 def test_where_no_thread_starts_it_is_called_here(monkeypatch):
     def start(_):
         raise RuntimeError("can't start new thread")
