@@ -162,6 +162,7 @@ class Ahead(Generic[_Result]):
         self._busy = threading.Lock()  # taken while the function is called
         self._made: SimpleQueue[Future[_Result]] = SimpleQueue()
         self._filler = 0  # the thread that called it last
+        self._is_stopped = False
 
     def next(self, function: Callable[[], _Result]) -> _Result:
         """The next result, or error; the function is the same each time."""
@@ -172,8 +173,8 @@ class Ahead(Generic[_Result]):
     def stop(self) -> None:
         """Wait until the function is not called any more."""
         # The garbage collector may call this in the very thread.
-        if threading.get_ident() != self._filler:
-            self._busy.acquire()
+        if not self._is_stopped and threading.get_ident() != self._filler:
+            self._is_stopped = self._busy.acquire()
 
     def _fill(self, function: Callable[[], _Result]) -> None:
         # Who finds it taken leaves the rest to the thread that took it, which looks once more after that.

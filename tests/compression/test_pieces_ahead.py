@@ -81,6 +81,9 @@ def test_it_goes_back_and_on(tmp_path):
     source.ahead()
     for offset in (0, 90_000, 20, 180_000, 179_999, len(CONTENT) - 9):
         assert source.read(50_000, offset) == CONTENT[offset : offset + 50_000]
+    source.stop()
+    source.stop()
+    assert source.read(9, 0) == CONTENT[:9]  # from the beginning, by a new thread
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
