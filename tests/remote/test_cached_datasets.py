@@ -211,6 +211,8 @@ def test_a_wrong_record_of_the_cache_is_fetched_again_once(server, data, cache, 
     damaged[0] = 1
     assert read() == records
     assert damaged[0] == 0
+    # A thread that has read the damaged bytes, too, may drop what another one has fetched meanwhile.
+    assert how != "blocks" or read() == records
     sent(server)
     assert read() == records
     assert sent(server) == (0, 0)
