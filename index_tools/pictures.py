@@ -83,10 +83,11 @@ class Encoding(NamedTuple):
         Raises:
             ImageDecodeError: The bytes are no picture, or a damaged one.
         """
-        header = check_image(encoded)
+        header = check_image(encoded, decodes=False)
         turn = header.orientation if self.orientation == "applied" else 1
         is_same = header.format == self.image_format and turn == 1
         if is_same and self.image_format == "jpeg" and not self.recompress:
+            check_image(encoded)
             return encoded, ""
         pixels = decode_image(encoded, "unchanged")
         # Takes a second: not for pictures that stay as they are.

@@ -15,9 +15,9 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from itertools import chain, islice
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,9 @@ from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.records import OVERHEAD_BYTES, IndexKeeper, RecordTable
 from torch_tfrecord.shown import without_secrets
 
+if TYPE_CHECKING:
+    from torch_tfrecord import TFRecordDataset
+
 __all__ = ["HEAD", "MERGE", "RESHARD", "SAMPLE", "SPLIT", "draw_sets", "hash_sets"]
 
 _Integers: TypeAlias = "npt.NDArray[np.int64]"
@@ -73,7 +76,7 @@ def _select(paths: Sequence[str], where: Sequence[str]) -> tuple[RecordFiles, _I
     files.has_warned = True  # neighbours are read together
     positions = np.arange(len(table))
     for name, _, values in (condition.partition("=") for condition in where):
-        column = _search(files, name).take(positions)
+        column = _dataset(files)._searched(name).take(positions)
         wanted = [column.parse(text, name) for text in values.split(",")]
         positions = positions[column.matches(wanted, name)]
     if where and not len(positions):
@@ -81,11 +84,12 @@ def _select(paths: Sequence[str], where: Sequence[str]) -> tuple[RecordFiles, _I
     return files, positions
 
 
-@cache
-def _search(files: RecordFiles, name: str) -> Any:
+@lru_cache(1)
+def _dataset(files: RecordFiles) -> TFRecordDataset:
+    """The dataset of the files, which keeps the columns that were read."""
     from torch_tfrecord import TFRecordDataset  # imports torch
 
-    return TFRecordDataset._from_source(files)._searched(name)
+    return TFRecordDataset._from_source(files)
 
 
 def _shuffle(positions: _Integers, seed: int) -> _Integers:
@@ -344,7 +348,7 @@ def _run_split(
     files, positions = _select(paths, where)
     shares, classes = [*fractions.values()], np.zeros(len(positions), np.int64)
     if name := by or stratify:
-        column = _search(files, name).take(positions)
+        column = _dataset(files)._searched(name).take(positions)
         classes = column.values
         if column.missing is not None and column.missing.any():
             raise ValueError(

@@ -144,14 +144,16 @@ def open_image(data: EncodedImage, max_pixels: int) -> tuple[bytes | memoryview,
     return encoded, header
 
 
-def check_image(data: bytes) -> ImageHeader:
-    """Decode an image to check that it is whole, by Pillow, without torch; its header.
+def check_image(data: bytes, *, decodes: bool = True) -> ImageHeader:
+    """Check that an image is whole, by its structure and, unless it is decoded later, by Pillow, without
+    torch; its header.
 
     Raises:
         ImageDecodeError: As by `decode_image`.
     """
     encoded, header = open_image(data, DEFAULT_MAX_PIXELS)
-    _decoded(encoded, header, "check", "pillow")
+    if decodes:
+        _decoded(encoded, header, "check", "pillow")
     return header
 
 
