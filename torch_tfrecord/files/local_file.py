@@ -46,6 +46,7 @@ _Rest = ParamSpec("_Rest")
 _SourceOf: TypeAlias = "Callable[[int], FileSource]"
 """Opens the file of a number, or finds it open."""
 
+_FEWEST_OPEN = 4  # without a look at the limit
 _MOST_OPEN = 256
 # One range is at most this long, plus one piece.
 _WINDOW_BYTES = 1 << 24
@@ -129,7 +130,9 @@ class _Pool:
         more.
         """
         with self._lock:
-            if not is_over and len(self.alive) >= _most_open() and not self._close_one():
+            # The limit is asked for only above the fewest.
+            is_full = _FEWEST_OPEN <= len(self.alive) >= _most_open()
+            if is_full and not is_over and not self._close_one():
                 return None
             if len(self._owners) > 4 * _MOST_OPEN:  # most of them are closed
                 self._owners = deque(pair for pair in self._owners if pair[1]() is not None)
@@ -200,7 +203,7 @@ def open_path(
 
 def _most_open() -> int:
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(4, min(_MOST_OPEN, (soft_limit if soft_limit > 0 else 1024) // 4))
+    return max(_FEWEST_OPEN, min(_MOST_OPEN, (soft_limit if soft_limit > 0 else 1024) // 4))
 
 
 class LocalFile(FileSource):

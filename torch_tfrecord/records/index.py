@@ -64,6 +64,8 @@ _FORMAT = SidecarFormat(
 )
 _NO_RECORDS = np.zeros(0, dtype=np.int64)
 _NO_RECORDS.flags.writeable = False
+_ZERO = np.zeros(1, np.int64)
+_LIMIT = np.uint64(1 << 62)  # above any offset or length; negative numbers are above it, too
 _ENTRY_BYTES = 16  # an offset and a length
 _MOST_EXPANSION = 1032  # by deflate: 258 bytes from 2 bits
 _MOST_POINT_BYTES = 1 << 26  # that seek points ever take
@@ -551,9 +553,9 @@ def _check_contiguous(offsets: Ints, lengths: Ints, size: int | None) -> None:
         raise IndexMismatchError(
             f"expected offsets and lengths of one size, got {offsets.shape} and {lengths.shape}"
         )
-    # Bounded first: with lengths below 2^62 no sum below overflows.
-    limit = 1 << 62
-    bad = np.flatnonzero((lengths < 0) | (lengths >= limit) | (offsets < 0) | (offsets >= limit))
+    # Bounded first: with lengths below 2^62 no sum below overflows. As few calls as possible:
+    # thousands of shards are opened.
+    bad = ((offsets | lengths).view(np.uint64) >= _LIMIT).nonzero()[0]
     if len(bad):
         at = int(bad[0])
         raise IndexMismatchError(
@@ -561,8 +563,8 @@ def _check_contiguous(offsets: Ints, lengths: Ints, size: int | None) -> None:
             position=at,
         )
     ends = offsets + lengths + OVERHEAD_BYTES
-    expected = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(offsets)]
-    bad = np.flatnonzero(offsets != expected)
+    expected = np.concatenate([_ZERO, ends[:-1]])[: len(offsets)]
+    bad = (offsets != expected).nonzero()[0]
     if len(bad):
         at = int(bad[0])
         raise IndexMismatchError(

@@ -91,14 +91,13 @@ class EpisodeFile(NamedTuple):
     def identity(self) -> dict[str, str]:
         """The data that the index was built from: they must match for the index to be used."""
         records = self.records
-        # Other records of the same total would have other lengths.
-        number = crc32c(records.lengths.astype("<i8").data)
         return {
             "file_size": str(records.file_size),
             "mtime_ns": str(records.mtime_ns),
             "fingerprint": str(records.fingerprint),
-            "records": str(number),  # another one if the records are
-            "step_lists": json.dumps(dict(sorted(self.step_lists.items()))),
+            # Other records of the same total would have other lengths.
+            "records": str(crc32c(records.lengths.astype("<i8").data)),
+            "step_lists": _listed(tuple(self.step_lists.items())),
         }
 
     def count_steps(self, counts: Mapping[str, int]) -> int | None:
@@ -130,6 +129,17 @@ class EpisodeFile(NamedTuple):
                     f"expected the same number of steps in each feature of an episode, got {got}"
                 )
         return next(iter(found), None)
+
+
+# Thousands of shards have the same.
+_listed = functools.lru_cache(lambda items: json.dumps(dict(sorted(items))))
+
+
+@functools.lru_cache
+def _keys_of(text: str) -> tuple[str, ...]:
+    keys = tuple(json.loads(text))
+    "".join(keys).encode()  # raises an error unless all are text
+    return keys
 
 
 class _KeptPieces(NamedTuple):
@@ -185,9 +195,10 @@ class EpisodeKeeper(SidecarKeeper[EpisodeFile, EpisodeIndex]):
             TFRecordError: A file to be indexed is damaged, or an episode's features disagree.
         """
         at_once = each_at_once if any(is_remote(file.path) for file in files) else map
-        finding = iter(at_once(self.find, files))
-        progress = ProgressBar(files, "indexing episodes", unit="file", delay=1.0)
-        found = [next(finding) for _ in progress]
+        finding = at_once(self.find, files)
+        found = [
+            next(finding) for _ in ProgressBar(files, "indexing episodes", unit="file", delay=1.0)
+        ]
         self.warn_of_displaced()
         return found
 
@@ -215,18 +226,19 @@ class EpisodeKeeper(SidecarKeeper[EpisodeFile, EpisodeIndex]):
 
         found = _FORMAT.read(place, most_bytes, access=data.access)
         num_steps, ends, checksums = found.arrays.values()
-        counts = ends - np.append(0, ends[:-1])
+        counts = np.array(ends)
+        counts[1:] -= ends[:-1]
         try:
-            keys = tuple(json.loads(found.metadata["keys"]))
-            "".join(keys).encode()  # raises an error unless all are text
+            keys = _keys_of(found.metadata["keys"])
             if {len(array) for array in found.arrays.values()} != {len(records)}:
                 raise ValueError(f"one of {len(num_steps)} episodes instead of {len(records)}")
-            if ((num_steps < 0) | (num_steps > _MOST_STEPS)).any():
+            # Negative numbers are large ones without a sign.
+            if np.count_nonzero(num_steps.view(np.uint64) > _MOST_STEPS):
                 raise ValueError("impossible numbers of steps")
             # A sparse file may claim gigabytes, which must not be allocated.
             most = records.lengths * (_MOST_PIECE_BYTES if records._has_ranges else 0)
-            is_possible = (counts >= 0) & (counts <= most // _PIECE_BYTES)
-            if not is_possible.all() or 3 * counts.sum() != found.places["pieces"].length:
+            are_wrong = counts.view(np.uint64) > most // _PIECE_BYTES
+            if np.count_nonzero(are_wrong) or 3 * counts.sum() != found.places["pieces"].length:
                 raise ValueError("pieces that do not follow one another")
         except (TypeError, ValueError, RecursionError) as error:
             raise IndexMismatchError(
@@ -407,7 +419,7 @@ class EpisodeReader:
         names = keys[starts[:-1]].tolist()
         is_known = max(names) < len(index.keys) and len({*names}) == len(names)
         # Before the first are the tag and length of the map of features.
-        if not is_known or not 2 <= table[0, 0] <= 6:
+        if not (is_known and 2 <= table[0, 0] <= 6):
             raise IndexMismatchError(
                 f"the episode index: expected lists that fill {num_bytes} bytes, got others"
             )

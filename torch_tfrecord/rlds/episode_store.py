@@ -141,9 +141,10 @@ class EpisodeStore:
         self._reader = EpisodeReader(episodes)
         self._positions = files.positions
         self._begins = splits_of([len(item) for item in files.indexes])[:-1]
-        self.num_steps: Ints = np.concatenate([item.num_steps for item in episodes])[
-            np.asarray(files.positions, dtype=np.int64)
-        ]
+        # An array at once: of a range of a million, NumPy would look at each number.
+        of_files, own = [item.num_steps for item in episodes], files.positions
+        chosen = slice(own.start, own.stop) if isinstance(own, range) else own
+        self.num_steps: Ints = np.concatenate(of_files)[chosen]
         self._cache: ProcessCache[Episode] = ProcessCache(episode_bytes, attrgetter("num_bytes"))
 
     def _choose(

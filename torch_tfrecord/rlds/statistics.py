@@ -145,7 +145,14 @@ def dataset_statistics(
     ranges = chosen_steps(store, firsts, stops, keep, keep_key)
     is_kept = cache and episode_transform is None
     keeper = _Keeper("auto" if is_kept else "memory", index_dir)
-    return _by_name(keeper.find(_Rows(store, columns, ranges)))
+    arrays = keeper.find(_Rows(store, columns, ranges))
+    described = {
+        name: dict(zip(_NAMES, values.tolist(), strict=True))
+        for name in columns
+        if (values := arrays[name].reshape(len(_NAMES), -1)).size
+    }
+    num_steps, num_episodes = arrays["counts"].tolist()
+    return {**described, "num_transitions": num_steps, "num_trajectories": num_episodes}
 
 
 def _names(there: Sequence[str], chosen: str | Sequence[str] | None, *usual: str) -> list[str]:
@@ -235,32 +242,6 @@ class _Rows:
         return np.concatenate([rows[first:stop] for first, stop in spans])
 
 
-def _compute(rows: _Rows) -> _Arrays:
-    """The statistics of each column, one after the other, and the counts: see `_FORMAT`."""
-    total = int(rows.counts[0])
-    if not total:
-        raise ValueError(f"{without_secrets(rows.store.info.directory)}: the split has no steps")
-    values: dict[str, npt.NDArray[np.float32]] = {}
-    done = 0
-    # An episode without a kept step is not read.
-    for number in ProgressBar(
-        np.flatnonzero(rows.num_steps).tolist(), "statistics", unit="episode", delay=1.0
-    ):
-        episode = rows.store.episode(number)
-        end = done + int(rows.num_steps[number])
-        for name, paths in rows.columns.items():
-            parts = [rows.of(episode, path) for path in paths]
-            if parts:
-                if name not in values:
-                    width = sum(part.shape[1] for part in parts)
-                    values[name] = np.empty((total, width), np.float32)
-                np.concatenate(parts, axis=1, out=values[name][done:end])
-        done = end
-    described = {name: _describe(each, name, rows) for name, each in values.items()}
-    empty = dict.fromkeys(rows.columns, np.zeros(0))
-    return {**empty, **described, "counts": rows.counts}
-
-
 def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> npt.NDArray[np.float64]:
     """Each statistic of all dimensions, in the order of `_NAMES`, one after the other."""
     described = []
@@ -285,18 +266,6 @@ def _describe(values: npt.NDArray[np.float32], name: str, rows: _Rows) -> npt.ND
     return np.array(described, np.float64).ravel(order="F")
 
 
-def _by_name(arrays: _Arrays) -> dict[str, object]:
-    """The result: statistic name -> values, one per dimension."""
-    columns = {name: arrays[name].reshape(len(_NAMES), -1) for name in ("action", "proprio")}
-    described = {
-        name: dict(zip(_NAMES, values.tolist(), strict=True))
-        for name, values in columns.items()
-        if values.size
-    }
-    num_steps, num_episodes = arrays["counts"].tolist()
-    return {**described, "num_transitions": num_steps, "num_trajectories": num_episodes}
-
-
 class _Keeper(SidecarKeeper[_Rows, _Arrays]):
     _kind = "statistics"
 
@@ -318,7 +287,31 @@ class _Keeper(SidecarKeeper[_Rows, _Arrays]):
         return found.arrays
 
     def _build(self, data: _Rows) -> _Arrays:
-        return _compute(data)
+        """The statistics of each column, one after the other, and the counts: see `_FORMAT`."""
+        total = int(data.counts[0])
+        if not total:
+            raise ValueError(
+                f"{without_secrets(data.store.info.directory)}: the split has no steps"
+            )
+        values: dict[str, npt.NDArray[np.float32]] = {}
+        done = 0
+        # An episode without a kept step is not read.
+        for number in ProgressBar(
+            np.flatnonzero(data.num_steps).tolist(), "statistics", unit="episode", delay=1.0
+        ):
+            episode = data.store.episode(number)
+            end = done + int(data.num_steps[number])
+            for name, paths in data.columns.items():
+                parts = [data.of(episode, path) for path in paths]
+                if parts:
+                    if name not in values:
+                        width = sum(part.shape[1] for part in parts)
+                        values[name] = np.empty((total, width), np.float32)
+                    np.concatenate(parts, axis=1, out=values[name][done:end])
+            done = end
+        described = {name: _describe(each, name, data) for name, each in values.items()}
+        empty = dict.fromkeys(data.columns, np.zeros(0))
+        return {**empty, **described, "counts": data.counts}
 
     def _packed(self, data: _Rows, found: _Arrays) -> bytes:
         return _FORMAT.pack({"key": data.key}, found)

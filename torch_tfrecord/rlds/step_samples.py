@@ -60,13 +60,13 @@ class DifferentNamesError(ValueError):
     """The episodes of a batch have different column names."""
 
 
-def _together(trees: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
+def _together(trees: list[Any], join: Callable[[list[Any]], Any]) -> Any:
     """Merge trees with the same names, joining the leaves with the same path."""
     # by their types, of which there are few: a batch has thousands of leaves
     if any(issubclass(kind, Mapping) for kind in set(map(type, trees))):
         names = _same_names(trees)
         return {name: _together([tree[name] for tree in trees], join) for name in names}
-    return join(list(trees))
+    return join(trees)
 
 
 def _same_names(trees: Sequence[Any]) -> Iterable[str]:

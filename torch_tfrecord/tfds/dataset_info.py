@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import os
@@ -402,7 +403,11 @@ def _version_folder(folder: str, access: Access) -> str:
         for name in entries
         if not name.startswith((".", "incomplete.")) and _has_version(folder, name, access)
     ]
-    default = _default_config(folder, access) if ".config" in entries else None
+    default = ""
+    if ".config" in entries:
+        path = posixpath.join(folder, ".config", "metadata.json")
+        with contextlib.suppress(FileNotFoundError):  # one that nobody has written is no error
+            default = JsonFields(read_json(path, access), path).text("default_config_name")
     configs = [default] if default in configs else configs
     if len(configs) > 1:
         raise ValueError(
@@ -423,14 +428,6 @@ def _has_version(folder: str, name: str, access: Access) -> bool:
         return any(map(VERSION.fullmatch, _list_folder(posixpath.join(folder, name), access)))
     except NotADirectoryError:
         return False
-
-
-def _default_config(folder: str, access: Access) -> str | None:
-    path = posixpath.join(folder, ".config", "metadata.json")
-    try:
-        return JsonFields(read_json(path, access), path).text("default_config_name") or None
-    except FileNotFoundError:
-        return None
 
 
 def _list_folder(folder: str, access: Access) -> list[str]:

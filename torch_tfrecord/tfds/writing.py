@@ -159,11 +159,6 @@ def write(
         _write_remote(path.rstrip("/"), fill, Access(storage_options))
         return info(path, storage_options=storage_options)
     target = _target(path)
-    _write_local(target, fill)
-    return info(target)
-
-
-def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
     # A name that every TFDS reader refuses; with 12 digits, as those of TFDS have 6. Its lock shows
     # other processes that this folder is in use.
     hidden = HiddenFolder(
@@ -175,6 +170,7 @@ def _write_local(target: Path, fill: Callable[[Path], None]) -> None:
     except BaseException:
         hidden.discard()
         raise
+    return info(target)
 
 
 def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) -> None:
