@@ -29,13 +29,13 @@ def drawn(tmp_path):
 def computed(monkeypatch):
     """How often statistics were computed."""
     calls = []
-    real = statistics._compute
+    real = statistics._Keeper._build
 
-    def compute(*arguments):
+    def build(*arguments):
         calls.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(statistics, "_compute", compute)
+    monkeypatch.setattr(statistics._Keeper, "_build", build)
     return calls
 
 
