@@ -8,17 +8,18 @@ import argparse
 import contextlib
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from crc32c import crc32c
 
 from index_tools._terminal import byte_size, integer
 from torch_tfrecord import CorruptRecordError, ShardedTFRecordWriter
+from torch_tfrecord.arguments import shard_name
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.files import Access, AtomicFile, FileSource, LocalFile, is_remote
 from torch_tfrecord.records import (
@@ -31,11 +32,9 @@ from torch_tfrecord.remote import RemoteNames
 __all__ = [
     "FileWriter",
     "Output",
-    "ShardWriter",
     "add_output",
     "check_outputs",
     "create_folders",
-    "shard_name",
 ]
 
 _SUFFIXES = {"GZIP": ".tfrecord.gz", "ZLIB": ".tfrecord.zlib"}
@@ -158,35 +157,21 @@ class Output:
             for number, (begin, end) in enumerate(pairwise(cuts))
         }
 
-    def writer(self, beside: Sequence[AtomicFile] = ()) -> ShardWriter:
+    def writer(self, beside: Sequence[AtomicFile] = ()) -> ShardedTFRecordWriter:
         """Open the shards, with their indexes.
 
         Args:
             beside: Prepared files of the same folder, which appear with the shards.
         """
-        writer = ShardWriter(
+        writer = ShardedTFRecordWriter(
             self.prefix,
             num_shards=self.num_shards,
             max_shard_bytes=None if self.num_shards else self.max_shard_bytes,
             suffix=self.suffix,
             write_index=True,
         )
-        writer.beside, writer.file = beside, self.file
+        writer.beside, writer.paths = beside, [self.file] if self.file else []
         return writer
-
-
-class ShardWriter(ShardedTFRecordWriter):
-    """Shards, or one file, that appear together with other files of their folder."""
-
-    file: str | None = None
-
-    def _names(self, total: int) -> list[str]:
-        return [self.file] if self.file else super()._names(total)
-
-
-def shard_name(prefix: str, number: int, total: int, suffix: str) -> str:
-    """The name of a shard, as TensorFlow's tools write it."""
-    return f"{prefix}-{number:05d}-of-{total:05d}{suffix}"
 
 
 def check_outputs(paths: Iterable[str], force: bool, inputs: Iterable[str] = ()) -> None:
@@ -244,9 +229,9 @@ class FileWriter(ShardedTFRecordWriter):
         Raises:
             CorruptRecordError: It has other records.
         """
-        if self.paths and self._only_last_is_open:
-            self._finish(self._shards[-1])
         if self.paths:
+            if self._only_last_is_open:
+                self._finish(self._shards[-1])
             self._add_shard()
         self.paths.append(path)
         file, written = self._shards[-1], 0
@@ -254,7 +239,7 @@ class FileWriter(ShardedTFRecordWriter):
             file.write(record)
             written += _digest(record)
         file.prepare()
-        stream, _ = open_stream(_PreparedFile(file.data, path), "auto")
+        stream, _ = open_stream(_PreparedFile(path, file.data.read), "auto")
         blocks = RecordScanner(stream)
         held = sum(_digest(record) for block in blocks for record in block.records or ())
         if held != written:
@@ -268,13 +253,6 @@ class FileWriter(ShardedTFRecordWriter):
         if self._files is not None:  # it is prepared, and a file of this machine
             self._files.add(shard)
 
-    def _names(self, total: int) -> list[str]:
-        return self.paths
-
-
-class _Readable(Protocol):
-    def read(self, num_bytes: int, offset: int) -> bytes: ...
-
 
 class _PreparedFile(FileSource):
     """A file that has no name yet, to read back; of unknown size."""
@@ -282,11 +260,11 @@ class _PreparedFile(FileSource):
     size: int | None = None
     chunk_bytes = LocalFile.chunk_bytes
 
-    def __init__(self, file: _Readable, path: str) -> None:
-        self.path, self._file = path, file
+    def __init__(self, path: str, read: Callable[[int, int], bytes]) -> None:
+        self.path, self._read = path, read
 
     def read(self, num_bytes: int, offset: int) -> bytes:
-        return self._file.read(num_bytes, offset)
+        return self._read(num_bytes, offset)
 
 
 def _digest(record: bytes | memoryview) -> int:

@@ -113,7 +113,7 @@ def byte_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     size = 0
     if match:
-        power = 0 if match[3] is None else "KMGT".index(match[3].upper()) + 1
+        power = " KMGT".index((match[3] or " ").upper())
         size = int(float(match[1]) * (1024 if match[4] else 1000) ** power)
     # also "0.5B", of which no whole byte is left
     if size < 1:
@@ -144,6 +144,12 @@ _SHARED: dict[str, dict[str, Any]] = {
         "(default: inferred from some records)",
     },
     "--force": {"action": "store_true", "help": "write over the file"},
+    "--seed": {
+        "type": int,
+        "default": 0,
+        "metavar": "S",
+        "help": "of what is random (default: %(default)s)",
+    },
     "--json": {"dest": "as_json", "action": "store_true", "help": "print JSON"},
 }
 

@@ -11,19 +11,19 @@ import os
 import re
 import sys
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from index_tools._outputs import add_output, check_outputs, create_folders, shard_name
+from index_tools._outputs import add_output, check_outputs, create_folders
 from index_tools._terminal import Verb, escape
 from index_tools._workers import Advance, work
 from index_tools.from_images import FOLDER_OPTIONS, FROM_IMAGES
 from index_tools.pictures import add_image_options
 from torch_tfrecord import ParseError, TFRecordError, find_files
+from torch_tfrecord.arguments import shard_name
 from torch_tfrecord.errors import needs_extra
 from torch_tfrecord.files import AtomicFile, is_remote
 from torch_tfrecord.progress import ProgressBar
@@ -89,7 +89,7 @@ def _run(source: str, out: str, columns: str | None, features: str | None, **opt
 CONVERT = Verb(
     _DESCRIPTION,
     _run,
-    "--features --jobs --json",
+    "--features --jobs --json --seed",
     {
         "source": {"metavar": "IN", "help": "a file, a glob (quoted), or a folder"},
         "out": {"metavar": "OUT", "help": "a file, or a prefix of TFRecord shards"},
@@ -143,7 +143,7 @@ def _convert(
     jobs: int | None,
 ) -> int:
     with needs_extra("this conversion", "arrow"):
-        from index_tools.table_formats import read_tables, write_table
+        from index_tools.table_formats import deal_tables, read_tables, write_table
     # they import torch, which an image folder does without
     from index_tools._features import load_features
     from torch_tfrecord import (
@@ -157,6 +157,16 @@ def _convert(
     paths = _output_paths(out, num_shards or len(files), bool(num_shards))
     specs: Any = load_features(features, files) if features or kind == _TFRECORD else None
     count = len(paths)
+    is_dealt = kind != _TFRECORD and count != len(files)
+    ages = [
+        (os.path.getsize(path), os.path.getmtime(path)) for path in files if not is_remote(path)
+    ]
+    request, ending = repr([files, ages, specs, names, split]), os.path.splitext(paths[0])[1]
+    folder = os.path.dirname(out)
+    *staged, kept = [
+        os.path.join(folder, AtomicFile.hidden_name(request + path, f"part{ending}"))
+        for path in (*paths, "")
+    ]
     if kind == _TFRECORD:
         stored = specs
         if not features and isinstance(specs, dict):
@@ -179,31 +189,29 @@ def _convert(
     else:
         read = partial(read_tables, kind, names=names or specs, specs=specs, split=split)
         reads = [partial(read, [path]) for path in files]
-        if count != len(files):  # dealt, some rows at a time
-            reads = [partial(read, files, first=first, step=count) for first in range(count)]
+        if is_dealt:  # some rows at a time
+            deal = partial(deal_tables, partial(read, files), kept, [])
+            reads = [partial(deal, number, count) for number in range(count)]
         write = partial(_write_records, specs)
-    local = [path for path in files if not is_remote(path)]
-    ages = [(os.path.getsize(path), os.path.getmtime(path)) for path in local]
-    request, ending = repr([files, ages, specs, names, split]), os.path.splitext(paths[0])[1]
-    folder = os.path.dirname(out)
-    staged = [
-        os.path.join(folder, AtomicFile.hidden_name(request + path, f"part{ending}"))
-        for path in paths
-    ]
     check_outputs(paths, force)
-    with create_folders(folder), _staging(staged, paths):
+    with (
+        create_folders(folder),
+        _staging(staged, paths, kept),
+        ProgressBar(desc="converting", unit="row") as bar,
+    ):
         parts = zip(reads, staged, strict=True)
         missing = [(part, 0) for part in parts if not os.path.exists(part[1])]
-        with ProgressBar(desc="converting", unit="row") as bar:
-            results = work(
-                partial(_write_part, write),
-                missing,
-                bar,
-                num_jobs=jobs or 1,
-                module=__name__,
-                advice="the same command goes on, also with fewer --jobs",
-            )
-            deque(results, maxlen=0)
+        for part, _ in missing[:is_dealt]:  # the first to be dealt reads all
+            _write_part(write, part, bar.update)
+        for _ in work(
+            partial(_write_part, write),
+            missing[is_dealt:],
+            bar,
+            num_jobs=jobs or 1,
+            module=__name__,
+            advice="the same command goes on, also with fewer --jobs",
+        ):
+            pass
         if not any(map(os.path.getsize, staged)):
             raise ValueError(f"{files[0]}: expected rows with values in the columns, got none")
         try:
@@ -219,8 +227,10 @@ def _convert(
 
 
 @contextlib.contextmanager
-def _staging(staged: list[str], paths: list[str]) -> Iterator[None]:
-    """Give whole files their names; after an interrupt they stay, for the next time."""
+def _staging(staged: list[str], paths: list[str], kept: str) -> Iterator[None]:
+    """Give whole files their names; after an interrupt they stay, for the next time, but not the rows
+    that are kept for others.
+    """
     pairs = [*zip(staged, paths, strict=True)]
     try:
         yield
@@ -229,6 +239,8 @@ def _staging(staged: list[str], paths: list[str]) -> Iterator[None]:
             error.args = tuple(str(text).replace(whole, path) for text in error.args)
             Path(whole).unlink(missing_ok=True)  # the next time would end the same
         raise
+    finally:
+        Path(kept).unlink(missing_ok=True)
     for whole, path in pairs:
         os.replace(whole, path)
 

@@ -30,7 +30,7 @@ from torch_tfrecord.media import check_image, guess_content, image_format, image
 from torch_tfrecord.progress import ProgressBar
 from torch_tfrecord.random_stream import shuffled
 
-__all__ = ["FOLDER_OPTIONS", "FROM_IMAGES", "find_images", "load_image", "read_labels"]
+__all__ = ["FOLDER_OPTIONS", "FROM_IMAGES", "load_image"]
 
 _HEAD_BYTES = 64  # enough to recognise an image, so that no video is read completely
 _COLUMNS = ("images", "re-encoded", "bytes before", "bytes after")
@@ -74,12 +74,6 @@ FOLDER_OPTIONS: dict[str, dict[str, Any]] = {
         "action": argparse.BooleanOptionalAction,
         "default": True,
         "help": "shuffle the records (default: yes)",
-    },
-    "--seed": {
-        "type": int,
-        "default": 0,
-        "metavar": "S",
-        "help": "seed of the shuffle (default: %(default)s)",
     },
 }
 
@@ -129,7 +123,7 @@ def _run(
     encoding, output = Encoding.take(options), Output.named(prefix, **options)
     if not is_table:
         output.check()
-    content = read_labels(folder, labels_csv) if labels_csv else find_images(folder)
+    content = _read_labels(folder, labels_csv) if labels_csv else _find_images(folder)
     report = _Report([], defaultdict(Counter), Counter(), [], Counter())
     files = shuffled(content[1], seed) if shuffle or is_table else content[1]
 
@@ -160,7 +154,7 @@ def _run(
 FROM_IMAGES = Verb(
     _DESCRIPTION,
     _run,
-    "--jobs --json",
+    "--jobs --json --seed",
     {
         "folder": {"metavar": "FOLDER", "help": "one sub-folder per class"},
         "prefix": {
@@ -209,7 +203,7 @@ def _print_report(report: _Report, content: _Folder) -> None:
 # Images.
 
 
-def find_images(folder: str) -> _Folder:
+def _find_images(folder: str) -> _Folder:
     """List an image folder like torchvision's ImageFolder; hidden files and folders are skipped.
 
     Every sub-folder is a class, even an empty one, so that the labels of a training and a test
@@ -239,7 +233,7 @@ def find_images(folder: str) -> _Folder:
     return classes, files, num_outside
 
 
-def read_labels(folder: str, labels_csv: str) -> _Folder:
+def _read_labels(folder: str, labels_csv: str) -> _Folder:
     """List the images that a CSV names, with or without their endings, and their labels.
 
     The classes are sorted: by their value if all are integers.

@@ -24,7 +24,6 @@ import numpy.typing as npt
 
 from index_tools._outputs import FileWriter, Output, add_output, check_outputs, create_folders
 from index_tools._terminal import (
-    PATHS_HELP,
     Verb,
     data_files,
     escape,
@@ -229,7 +228,6 @@ def _manifest_path(inputs: Sequence[str]) -> str:
 # The verbs.
 
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "paths": {"nargs": "+", "metavar": "PATH", "help": PATHS_HELP},
     "sets": {
         "nargs": "*",
         "metavar": "PATH... OUT_PREFIX NAME=FRACTION",
@@ -243,12 +241,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--shuffle": {
         "action": "store_true",
         "help": "in the order of make_dataloader(shuffle=True, seed=S), random over all records",
-    },
-    "--seed": {
-        "type": int,
-        "default": 0,
-        "metavar": "S",
-        "help": "of what is random (default: %(default)s)",
     },
     "--where": {
         "action": "append",
@@ -270,7 +262,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "of the records, in place of -n",
     },
     "-n": {"type": integer(1), "dest": "num_records", "metavar": "N", "help": "number of records"},
-    "--force": {"action": "store_true", "help": "write over the file"},
 }
 
 _COMMON = """
@@ -279,11 +270,16 @@ only read. What is written is read back and compared, then all of it appears, wi
 manifest if the inputs have one; or nothing."""
 
 
-def _verb(run: Callable[..., int], names: str, text: str) -> Verb:
+def _verb(run: Callable[..., int], shared: str, names: str, text: str) -> Verb:
     """A verb with these arguments; `text` ends with its examples."""
     own = {name: _OPTIONS[name] for name in names.split()}
-    more = [add_output] if "--shuffle" in own else []
-    return Verb(text.replace("\n\n", f"\n{_COMMON}\n\n"), run, "--json", own, more)
+    return Verb(
+        text.replace("\n\n", f"\n{_COMMON}\n\n"),
+        run,
+        shared,
+        own,
+        [add_output] * ("--shuffle" in own),
+    )
 
 
 def _run_copy(
@@ -311,7 +307,8 @@ def _run_copy(
 
 RESHARD = _verb(
     _run_copy,
-    "paths out --shuffle --seed --where",
+    "paths --json --seed",
+    "out --shuffle --where",
     """\
 Writes OUT_PREFIX-00000-of-00004.tfrecord ... : each shard has neighbouring records, in the order of the
 inputs or, with --shuffle, in one that the seed and the number of records decide. Needs some hundred MB of
@@ -370,7 +367,8 @@ def _run_split(
 
 SPLIT = _verb(
     _run_split,
-    "sets --by --stratify --shuffle --seed --where",
+    "--json --seed",
+    "sets --by --stratify --shuffle --where",
     """\
 Writes OUT_PREFIX-train-00000-of-00004.tfrecord ... for a set train; if OUT_PREFIX is a folder or ends with
 a slash, OUT_PREFIX/train-00000-of-00004.tfrecord. The seed decides which record goes to which set. In a set
@@ -385,7 +383,8 @@ examples:
 
 MERGE = _verb(
     _run_copy,
-    "paths out --where --force",
+    "paths --json --force",
+    "out --where",
     """\
 Writes all records to one file, in the order of the inputs.
 
@@ -410,7 +409,8 @@ def _run_head(paths: Sequence[str], out: str, num_records: int | None, **options
 
 HEAD = _verb(
     _run_head,
-    "paths out -n --force",
+    "paths --json --force",
+    "out -n",
     """\
 Writes the first records, 10 without -n. Reads no more than these; of a remote file the first MiB, if
 they are in it.
@@ -422,7 +422,8 @@ example:
 
 SAMPLE = _verb(
     _run_copy,
-    "paths out -n --fraction --seed --where --force",
+    "paths --json --force --seed",
+    "out -n --fraction --where",
     """\
 Writes records drawn at random, each at most once, in the order of the inputs.
 

@@ -56,8 +56,6 @@ _Value: TypeAlias = "npt.NDArray[Any] | list[bytes]"
 _Values: TypeAlias = "_Value | Sequence[_Value]"
 """The values of a feature, or of the steps of a feature list."""
 
-_SIDES = "<<><"
-
 _DEFAULT_RECORDS = 3
 _INFER_RECORDS = 100  # as many as `infer_features` looks at
 
@@ -183,7 +181,7 @@ def show_record(
     head = (
         f"record {position}: {escape(path)}, offset {offset}, {pluralize(length, 'byte')}, {kind}"
     )
-    return "\n".join([head, *align(rows, _SIDES), ""])
+    return "\n".join([head, *align(rows, "<<><"), ""])
 
 
 # One record.

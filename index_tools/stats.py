@@ -76,7 +76,13 @@ _INFER_RECORDS = 1000
 _TASK_BYTES, _MOST_TASKS, _FEW_TASKS = 1 << 27, 32, 8  # the result of a task has some MB
 _NUMBERS = ["min", "25%", "median", "75%", "max", "mean", "std", "quartiles"]
 _COLUMNS = [
-    *["feature", "kind", "records", "missing", "values", "nan", "zeros"],
+    "feature",
+    "kind",
+    "records",
+    "missing",
+    "values",
+    "nan",
+    "zeros",
     *_NUMBERS,
     "distinct",
 ]
@@ -299,7 +305,7 @@ def _print(facts: Mapping[str, Any]) -> None:
         top = [
             f"{_cell(value)[:_CHARACTERS]} ({number:.10g})" for value, number in row["top"][:_SHOWN]
         ]
-        if "distinct" in row and row["distinct"] is None:
+        if row["distinct"] is None:
             top = [f"more than {_MOST_DISTINCT:,} distinct values"]
         top += [
             f"{side} {row[side]['min']} to {row[side]['max']}"

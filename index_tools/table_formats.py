@@ -32,7 +32,7 @@ from torch_tfrecord.files import AtomicFile
 from torch_tfrecord.json_text import parse_json
 from torch_tfrecord.media import image_format
 
-__all__ = ["read_tables", "write_table"]
+__all__ = ["deal_tables", "read_tables", "write_table"]
 
 _Row: TypeAlias = dict[str, Any]
 _Rows: TypeAlias = Iterator[_Row]
@@ -71,8 +71,6 @@ def read_tables(
     names: Collection[str] | None,
     specs: Mapping[str, Any] | None,
     split: str,
-    first: int = 0,
-    step: int = 1,
 ) -> Iterator[pa.Table]:
     """Read the rows of files, in order, some at a time.
 
@@ -86,15 +84,40 @@ def read_tables(
         names: The columns that are wanted, where they are there; None for all.
         specs: They say the types of CSV's columns; the first rows decide those of others.
         split: Which, if a dataset has several.
-        first, step: Which tables are wanted.
 
     Raises:
         ParseError: A file is damaged, or of another kind.
         KeyError: There is no such split.
     """
-    tables = chain.from_iterable(_read(kind, path, specs or {}, split) for path in files)
-    for table in islice(tables, first, None, step):
+    for table in chain.from_iterable(_read(kind, path, specs or {}, split) for path in files):
         yield table.select([name for name in table.column_names if not names or name in names])
+
+
+def deal_tables(
+    read: Callable[[], Iterator[pa.Table]], path: str, begins: list[int], first: int, step: int
+) -> Iterator[pa.Table]:
+    """Tables `first`, `first + step`, ...: who is first to ask reads all, and keeps the others in a
+    file.
+
+    Args:
+        read: Reads the tables.
+        path: The file.
+        begins: Where each table begins in the file, also those that are not there.
+    """
+    if begins:
+        with pa.OSFile(path) as file:
+            for begin in begins[first::step]:
+                file.seek(begin)
+                yield pa.ipc.open_stream(file).read_all()
+        return
+    with pa.OSFile(path, "wb") as file:
+        for number, table in enumerate(read()):
+            begins.append(file.tell())
+            if number % step == first:
+                yield table
+            else:  # each may have another schema
+                with pa.ipc.new_stream(file, table.schema) as stream:
+                    stream.write_table(table)
 
 
 def _read(kind: str, path: str, specs: Mapping[str, Any], split: str) -> Iterator[pa.Table]:
@@ -272,9 +295,7 @@ def write_table(kind: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch],
                 for batch in batches:
                     table.write_batch(batch)
         elif kind == "tar":
-            rows = (row for batch in batches for row in batch.to_pylist())
-            found = ([pair for pair in row.items() if pair[1] is not None] for row in rows)
-            _write_tar(file, found)
+            _write_tar(file, chain.from_iterable(map(pa.RecordBatch.to_pylist, batches)))
         else:
             if kind == "csv":
                 file.write(",".join(_cell(name, name) for name in schema.names).encode() + b"\n")
@@ -325,9 +346,10 @@ def _json(name: str, value: object) -> str:
         raise ValueError(text) from error
 
 
-def _write_tar(file: AtomicFile, samples: Iterator[list[tuple[str, Any]]]) -> None:
+def _write_tar(file: AtomicFile, rows: _Rows) -> None:
     with tarfile.open(fileobj=file, mode="w|") as tar:  # type: ignore[call-overload]
-        for number, pairs in enumerate(samples):
+        for number, row in enumerate(rows):
+            pairs = [pair for pair in row.items() if pair[1] is not None]
             if not pairs:
                 raise ValueError(f"record {number}: a tar has no sample without values: {_WAY_OUT}")
             for name, value in pairs:

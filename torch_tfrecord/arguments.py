@@ -1,5 +1,5 @@
-"""Arguments that several modules share: the allowed strings, checks, and what to write in place of a
-wrong name.
+"""Arguments that several modules share: the allowed strings, checks, names of shards, and what to write
+in place of a wrong name.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ __all__ = [
     "knows_keywords",
     "nearest",
     "one_of",
+    "shard_name",
     "true_or_false",
 ]
 
@@ -172,6 +173,16 @@ def check_callable(name: str, value: object) -> None:
 
 _MOST_NAMES = 10_000  # that are compared: a folder may have millions
 _Class = TypeVar("_Class", bound=type)
+
+
+def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
+    """Name of one shard of a set, as TensorFlow's tools write it.
+
+    Example:
+        >>> shard_name("train", 3, 10, ".tfrecord")
+        'train-00003-of-00010.tfrecord'
+    """
+    return f"{base}-{number:05d}-of-{total:05d}{suffix}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

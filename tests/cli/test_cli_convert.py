@@ -23,7 +23,7 @@ import torch
 import webdataset
 from jobs import run_job
 
-from index_tools import convert
+from index_tools import convert, table_formats
 from index_tools.main import main
 from index_tools.table_formats import read_tables, write_table
 from torch_tfrecord import (
@@ -461,6 +461,55 @@ def test_shards_parallel_equal_to_serial(capsys):
     assert sum(len(path.read_text().splitlines()) for path in Path().glob("d-*.jsonl")) == 1000
     run("a-*.parquet", "e.tfrecord.gz", "--num-shards", "2")
     assert sorted(records("e-*.tfrecord.gz")) == sorted(records("a.tfrecord"))
+
+
+def test_rows_are_dealt_in_one_reading(monkeypatch, capsys):
+    rows = [{"n": number} for number in range(1000)]
+    for row in rows[256:512]:  # other columns than those before
+        row["text"] = str(row["n"])
+    Path("a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    original, read = table_formats._json_rows, []
+
+    def counted(path):
+        read.append(path)
+        return original(path)
+
+    monkeypatch.setattr(table_formats, "_json_rows", counted)
+    run("a.jsonl", "b", "--num-shards", "3")
+    assert read == ["a.jsonl"]
+    for number, dealt in enumerate((rows[:256] + rows[768:], rows[256:512], rows[512:768])):
+        found = examples(f"b-0000{number}-of-00003.tfrecord")
+        assert found == [
+            {"n": [row["n"]], **({"text": [row["text"].encode()]} if "text" in row else {})}
+            for row in dealt
+        ]
+    run("a.jsonl", "c", "--num-shards", "3", "--jobs", "2")
+    run("a.jsonl", "d", "--num-shards", "5")
+    assert read == ["a.jsonl"] * 3
+    assert records("c-*") == records("b-*")
+    assert Path("d-00004-of-00005.tfrecord").read_bytes() == b""
+    assert hidden() == []
+
+
+def test_interrupted_dealing_goes_on(monkeypatch, capsys):
+    rows = [{"n": number} for number in range(1000)]
+    Path("a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    original, written = convert._write_part, []
+
+    def interrupted(write, pair, advance):
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        original(write, pair, advance)
+        written.append(pair[1])
+
+    monkeypatch.setattr(convert, "_write_part", interrupted)
+    assert main(["convert", "a.jsonl", "a", "--num-shards", "4"]) == 130
+    assert sorted(hidden()) == sorted(written)
+    assert len(written) == 2
+    monkeypatch.setattr(convert, "_write_part", original)
+    run("a.jsonl", "a", "--num-shards", "4")
+    assert [row["n"].tolist() for row in examples("a-*")] == [[number] for number in range(1000)]
+    assert hidden() == []
 
 
 def test_an_interrupted_conversion_goes_on(monkeypatch, capsys):

@@ -352,9 +352,7 @@ def _clear_dead(names: Iterator[Path]) -> None:
     """Remove what killed processes left under these names, up to the first name that is free or in
     use.
     """
-    for path in names:
-        if not _remove_dead(path):
-            return
+    all(map(_remove_dead, names))
 
 
 def _remove_dead(path: Path) -> bool:

@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple, Protocol, TypeAlias, cast
 
-from torch_tfrecord.arguments import PathLike, Paths, StorageOptions, nearest
+from torch_tfrecord.arguments import PathLike, Paths, StorageOptions, nearest, shard_name
 from torch_tfrecord.errors import TFRecordError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import Access, RemoteInfo, is_remote, local_path, open_file, open_path
@@ -33,7 +33,6 @@ __all__ = [
     "find_files",
     "found_files",
     "named_manifest",
-    "shard_name",
     "without_companions",
 ]
 
@@ -62,16 +61,6 @@ class _Manifests(Protocol):
 
     def files_of(self, path: str, access: Access) -> list[str]:
         """The files that a manifest names, in its order."""
-
-
-def shard_name(base: str, number: int, total: int, suffix: str = "") -> str:
-    """Name of one shard of a set.
-
-    Example:
-        >>> shard_name("train", 3, 10, ".tfrecord")
-        'train-00003-of-00010.tfrecord'
-    """
-    return f"{base}-{number:05d}-of-{total:05d}{suffix}"
 
 
 def is_companion(path: str) -> bool:

@@ -25,6 +25,7 @@ from torch_tfrecord.arguments import (
     at_least,
     check_compression_type,
     knows_keywords,
+    shard_name,
 )
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import locate_value
@@ -32,7 +33,6 @@ from torch_tfrecord.files import Access, AtomicFile, is_remote, local_path
 from torch_tfrecord.protobuf import RowEncoder
 from torch_tfrecord.records.codecs import Packing
 from torch_tfrecord.records.framing import OVERHEAD_BYTES
-from torch_tfrecord.records.paths import shard_name
 from torch_tfrecord.records.record_file import (
     FileSet,
     RecordFile,
@@ -427,7 +427,11 @@ class ShardedTFRecordWriter(_Writer):
     def _commit(self) -> None:
         for shard in self._open_shards():
             self._finish(shard)
-        paths = self._names(len(self._shards))
+        count = len(self._shards)
+        # Classes that write other names know them before.
+        paths = self.paths or [
+            shard_name(self.prefix, number, count, self._suffix) for number in range(count)
+        ]
         if self._files is None:
             upload_record_files(self._shards, paths, self._access)
         else:
@@ -437,9 +441,6 @@ class ShardedTFRecordWriter(_Writer):
                 # Only now: until the last rename the old shards may come back, with their indexes.
                 shard.remove_old_indexes(path)
         self.paths = paths
-
-    def _names(self, total: int) -> list[str]:
-        return [shard_name(self.prefix, number, total, self._suffix) for number in range(total)]
 
     def _discard(self) -> None:
         super()._discard()
