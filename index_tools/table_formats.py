@@ -247,7 +247,7 @@ def _member_bytes(
         )
     places[member.name] = member.offset_data, member.size
     file: Any = tar.extractfile(member)
-    return file.read()  # type: ignore[no-any-return]
+    return file.read()
 
 
 def _read_npy(data: bytes) -> object:

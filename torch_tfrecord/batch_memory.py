@@ -281,7 +281,7 @@ def _as_bytes(array: Array) -> _Bytes:
 def _fill(values: _Bytes, offsets: Ints, itemsize: int, fill: _Bytes, out: _Bytes) -> None:
     native = optional_module("memory")
     if native is not None:
-        return native.pad(values, offsets, itemsize, fill, out)  # type: ignore[no-any-return]
+        return native.pad(values, offsets, itemsize, fill, out)
     # Which places of the padded rows have values: one mask for all rows.
     kept = np.arange(0, out.shape[1], itemsize) < itemsize * np.diff(offsets)[:, None]
     out.reshape(-1, len(fill))[:] = fill

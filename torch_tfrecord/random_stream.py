@@ -76,8 +76,7 @@ def _mixed(z: int) -> int:
 def _mixed_all(z: _Numbers) -> _Numbers:
     z = (z ^ z >> np.uint64(30)) * np.uint64(_FIRST_FACTOR)
     z = (z ^ z >> np.uint64(27)) * np.uint64(_SECOND_FACTOR)
-    mixed: _Numbers = z ^ z >> np.uint64(31)
-    return mixed
+    return z ^ z >> np.uint64(31)
 
 
 def draw_salt() -> int:

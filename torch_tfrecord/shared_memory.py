@@ -260,8 +260,7 @@ def attach(name: MemoryName, start: int, num_bytes: int) -> Piece:
     native: Any = optional_module("shared")
     known = _ATTACHED.get(name.token)
     mapping = _attach(name) if known is None else known[1]
-    piece: Piece = native.Piece(mapping, start, num_bytes)
-    return piece
+    return native.Piece(mapping, start, num_bytes)
 
 
 def _attach(name: MemoryName) -> Mapping:

@@ -198,8 +198,7 @@ def show_order(loader: DataLoader[object], sampler: object, *, drop_last: bool) 
 
 def workers_of(iterator: object) -> Sequence[BaseProcess]:
     """The worker processes of a DataLoader's iterator; none if that is unknown."""
-    workers: Sequence[BaseProcess] = getattr(iterator, "_workers", ())
-    return workers
+    return getattr(iterator, "_workers", ())
 
 
 def longest_of(offsets: torch.Tensor | npt.NDArray[Any]) -> int:
@@ -224,5 +223,4 @@ def as_kind_of(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return tensor
     from torchvision import tv_tensors  # imported by now
 
-    wrapped: torch.Tensor = tv_tensors.wrap(tensor, like=other)
-    return wrapped
+    return tv_tensors.wrap(tensor, like=other)

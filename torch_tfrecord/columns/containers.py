@@ -354,8 +354,7 @@ def rows_of(column: Value) -> Sequence[Value]:
     if isinstance(column, tv_classes("TVTensor")):
         # Operations on a tv_tensor give plain tensors, so each row is wrapped again.
         return [as_kind_of(row, column) for row in column.as_subclass(torch.Tensor).unbind()]
-    tensors: Sequence[torch.Tensor] = column.unbind()
-    return tensors
+    return column.unbind()
 
 
 def _nested_rows(column: Nested) -> list[Value]:

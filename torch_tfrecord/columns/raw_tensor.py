@@ -50,8 +50,7 @@ def _zstd() -> Any:
 def deflate(data: bytes, compression: Compression) -> bytes:
     """Compress a value as `inflate` reads it; equal bytes give equal ones."""
     if compression == "zstd":
-        packed: bytes = _zstd().compress(data)
-        return packed
+        return _zstd().compress(data)
     # No time stamp in gzip's header, so that equal bytes give equal ones.
     deflater = zlib.compressobj(wbits=_WINDOW_BITS[compression])
     return deflater.compress(data) + deflater.flush()
@@ -327,5 +326,4 @@ def _turned(data: bytes | memoryview, dtype: torch.dtype) -> bytes:
     numbers.
     """
     size = dtype.itemsize // (2 if dtype.is_complex else 1)
-    turned: bytes = np.frombuffer(data, f"u{size}").byteswap().tobytes()
-    return turned
+    return np.frombuffer(data, f"u{size}").byteswap().tobytes()

@@ -128,8 +128,7 @@ def _parser(kind: Callable[..., _P], specs: _Specs, max_batch_bytes: int) -> _P:
         # With the specs, whose identities would else become those of others.
         copies = tuple(dict(each) if isinstance(each, Mapping) else each for each in specs)
         known = _kept[key] = copies, parser
-    found: _P = known[1]
-    return found
+    return known[1]
 
 
 @dataclass(frozen=True, repr=False)

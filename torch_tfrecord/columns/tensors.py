@@ -143,10 +143,7 @@ def parse_tensor(
     if isinstance(row.dtype, torch.dtype):
         return _numbers(proto, row, row.dtype, shape, max_bytes)
     strings: list[Value] = _strings(proto, shape, max_bytes)
-    nested: bytes | str | list[Value] = nest(
-        [decode_text(value) for value in strings] if dtype is str else strings, shape
-    )
-    return nested
+    return nest([decode_text(value) for value in strings] if dtype is str else strings, shape)
 
 
 def _row_of(enum: int) -> _Type:

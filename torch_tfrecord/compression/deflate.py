@@ -65,8 +65,7 @@ class _Isal:
     def decompressobj(self, bits: int, **window: bytes) -> Inflater:
         """As zlib's."""
         kind = {31: "DECOMP_GZIP", 15: "DECOMP_ZLIB", -15: "DECOMP_DEFLATE"}[bits]
-        found: Inflater = self._package.IgzipDecompressor(getattr(self._package, kind), **window)
-        return found
+        return self._package.IgzipDecompressor(getattr(self._package, kind), **window)
 
 
 Engine: TypeAlias = ModuleType | _Isal

@@ -292,8 +292,7 @@ class LocalFile(FileSource):
         if native is None or offset < 0 or length > self.file_size - offset:
             return None
         held = self._held or self.hold()
-        payload: bytes | None = native.read_record(held.number, offset, length, verify_crc)
-        return payload
+        return native.read_record(held.number, offset, length, verify_crc)
 
     @staticmethod
     def read_records(

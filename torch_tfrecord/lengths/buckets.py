@@ -113,8 +113,7 @@ class LengthGroups:
         """The positions at places of a group's order."""
         order = self.order(group, epoch)
         places = places if order is None else order.positions(places)
-        found: list[int] = self.members[self.offsets[group] + places].tolist()
-        return found
+        return self.members[self.offsets[group] + places].tolist()
 
 
 class Buckets(LengthGroups):
@@ -307,8 +306,7 @@ class BucketSteps:
         # A last step of too few takes from the one before it, if that has at least two for each rank.
         gives = is_last & (self._buckets.batch_sizes[bucket] > 1) & (numbers > 0)
         starts = np.where(gives, np.minimum(starts, count - self._world_size), starts)
-        found: Ints = np.minimum(starts, count)
-        return found
+        return np.minimum(starts, count)
 
     def batches(self, rank: int, begin: int, end: int) -> list[list[int]]:
         """A rank's batches of some steps."""

@@ -505,8 +505,7 @@ class MapDataset(StagedDataset):
         length.
         """
         if isinstance(self._positions, np.ndarray):
-            chosen: Ints = self._positions[numbers]
-            return chosen
+            return self._positions[numbers]
         # The positions of a whole dataset are their own absolute ones: no copy.
         start, step = self._positions.start, self._positions.step
         return numbers if (start, step) == (0, 1) else numbers * step + start

@@ -277,8 +277,7 @@ def take_apart(columns: Columns, num_rows: int) -> Samples:
     if isinstance(columns, dict):
         return SampleBlock(columns, num_rows).samples(num_rows)
     if isinstance(columns, (list, torch.Tensor, Nested, RaggedTensor, SparseList)):
-        rows: Samples = rows_of(columns)
-        return rows
+        return rows_of(columns)
     if isinstance(columns, tuple):
         return list(zip(*(take_apart(column, num_rows) for column in columns), strict=True))
     return [columns[number] for number in range(num_rows)]
@@ -426,8 +425,7 @@ def _value_rows(offsets: Ints, rows: _Rows) -> _Rows:
     begins, lengths = offsets[rows], offsets[rows + 1] - offsets[rows]
     # For each value its row's begin, plus its number within the row.
     ends = lengths.cumsum()
-    numbers: Ints = np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
-    return numbers
+    return np.repeat(begins - ends + lengths, lengths) + np.arange(int(ends[-1]))
 
 
 def _own(value: Value) -> Value:

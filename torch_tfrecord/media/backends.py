@@ -154,8 +154,7 @@ def _decode_with_pillow(data: bytes | memoryview, header: ImageHeader, mode: str
         if header.format == "bmp" and mode in ("RGBA", "unchanged"):
             _append_unnamed_alpha(picture, tile, data)
         array = _convert_to_array(picture, mode, header)
-    found: _Pixels = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    return found
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
 def _read_gif(picture: ImageFile.ImageFile, mode: str, header: ImageHeader) -> _Pixels:
@@ -242,8 +241,7 @@ def _read_png16(data: bytes | memoryview, header: ImageHeader) -> _Pixels:
     if header.channels == 1:
         return read(None).astype(np.uint16)[:, :, None]
     if header.channels == 2:
-        both_bytes: _Pixels = read("RGBA").view(">u2").astype(np.uint16)
-        return both_bytes
+        return read("RGBA").view(">u2").astype(np.uint16)
     name = "RGB" if header.channels == 3 else "RGBA"
     high, low = read(f"{name};16B").astype(np.uint16), read(f"{name};16L").astype(np.uint16)
     return (high << 8 | low).astype(np.uint16, copy=False)

@@ -78,8 +78,7 @@ def value_table(transform: Callable[[torch.Tensor], torch.Tensor], channels: int
         raise ValueError(
             f"expected float32 {list(every_value.shape)}, got {result.dtype} {list(result.shape)}"
         )
-    table: Table = result.reshape(channels, 256).numpy()
-    return table
+    return result.reshape(channels, 256).numpy()
 
 
 def normalization(mean: Sequence[float], std: Sequence[float]) -> Table:
@@ -94,8 +93,7 @@ def normalization(mean: Sequence[float], std: Sequence[float]) -> Table:
 
     def normalize(image: torch.Tensor) -> torch.Tensor:
         image = functional.to_dtype_image(image, torch.float32, scale=True)
-        result: torch.Tensor = functional.normalize_image(image, list(mean), list(std))
-        return result
+        return functional.normalize_image(image, list(mean), list(std))
 
     return value_table(normalize, len(mean))
 
@@ -150,7 +148,7 @@ def crop_job(
     height, width, channels = sizes if table is None else (*sizes[1:], sizes[0])
     if native is None or channels == CHANNELS["RGBA"] or not count:
         return None
-    job: CropJob = native.CropJob(
+    return native.CropJob(
         buffer,
         images,
         out.reshape(-1).view(np.uint8),
@@ -161,7 +159,6 @@ def crop_job(
         bicubic=interpolation == "bicubic",
         **options,
     )
-    return job
 
 
 def run_job(job: CropJob | None) -> list[list[int]] | None:
@@ -176,8 +173,7 @@ def run_job(job: CropJob | None) -> list[list[int]] | None:
             f"the compiled decoder of JPEG images fails ({job.problem}): another one decodes whole images, which takes "
             "longer. Is libjpeg the one that the package was built with? `tfrecord doctor` tries it."
         )
-    sizes: list[list[int]] = job.sizes.tolist()
-    return sizes
+    return job.sizes.tolist()
 
 
 def resizes_in_core(interpolation: object) -> bool:
@@ -306,5 +302,4 @@ def check_image_shape(expected: tuple[object, ...], stored: tuple[int, ...]) -> 
 
 def view_pixels(image: torch.Tensor) -> Pixels:
     """View [C, H, W] as [H, W, C]."""
-    pixels: Pixels = image.permute(1, 2, 0).numpy()
-    return pixels
+    return image.permute(1, 2, 0).numpy()

@@ -453,8 +453,7 @@ def _as_image(pixels: torch.Tensor) -> torch.Tensor:
     from torchvision import tv_tensors
 
     # Its constructor gives Python's lock away.
-    image: torch.Tensor = pixels.as_subclass(tv_tensors.Image)
-    return image
+    return pixels.as_subclass(tv_tensors.Image)
 
 
 def _drawn(crop: Crop) -> dict[str, object] | None:

@@ -135,8 +135,7 @@ class LeadingCrop:
             Exception: Whatever the transforms raise.
         """
         (rows,) = self._cropped([stored], [self._draw(stored, [])], None, None)
-        image: torch.Tensor = tv_tensors.Image(np.ascontiguousarray(rows.transpose(2, 0, 1)))
-        return image
+        return tv_tensors.Image(np.ascontiguousarray(rows.transpose(2, 0, 1)))
 
     def batch(self, stored: Sequence[StoredImage], threads: Executor | None) -> torch.Tensor:
         """Crop several images and apply the following transforms; all random draws come first,
@@ -252,4 +251,4 @@ def _crop(steps: Sequence[v2.Transform], stored: StoredImage, draw: _Draw) -> to
     image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
     for step, params in zip(steps, draw.params, strict=True):
         image = step.transform(image, params)
-    return image  # type: ignore[no-any-return]
+    return image

@@ -294,10 +294,7 @@ class ChoicePlan:
 
     def counts(self, num_samples: int) -> list[int]:
         """How many of the first samples each component has."""
-        counts: list[int] = np.bincount(
-            self._components[:num_samples], minlength=self._num_components
-        ).tolist()
-        return counts
+        return np.bincount(self._components[:num_samples], minlength=self._num_components).tolist()
 
 
 def _first(marks: npt.NDArray[np.bool_]) -> int:

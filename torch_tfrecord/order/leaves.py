@@ -185,8 +185,7 @@ class Part(NamedTuple):
     def read(self) -> Sequence[Any]:
         """The samples of a leaf, read together if it supports that."""
         if Leaves.defines_last(type(self.dataset), "__getitems__"):
-            found: Sequence[Any] = self.dataset.__getitems__(self.positions)
-            return found
+            return self.dataset.__getitems__(self.positions)
         return [self.dataset[position] for position in self.positions]
 
     @staticmethod
@@ -351,8 +350,7 @@ class Leaves:
                     "expected a TFRecordDataset, or a Subset or ConcatDataset of these, to know the lengths of "
                     f"records, got {type(leaf).__name__}: pass lengths=, one integer for each"
                 )
-            found: Array = leaf._record_lengths(name)
-            return found
+            return leaf._record_lengths(name)
 
         return self._joined(read)
 
@@ -436,8 +434,7 @@ def _inside(dataset: Any) -> Sequence[Any] | None:
     if isinstance(dataset, Subset) and _first_class(kind, _READS) is Subset:
         return [dataset.dataset]
     is_joined = isinstance(dataset, ConcatDataset) and _first_class(kind, _READS) is ConcatDataset
-    found: Sequence[Any] | None = dataset.datasets if is_joined or _is_mixture(dataset) else None
-    return found
+    return dataset.datasets if is_joined or _is_mixture(dataset) else None
 
 
 def _is_mixture(dataset: object) -> bool:

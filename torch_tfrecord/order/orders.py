@@ -164,8 +164,7 @@ class WeightedDraws:
         """The positions drawn at these places: int64, of the same shape."""
         uniform = (self._stream.numbers_at(places.astype(np.uint64)) >> np.uint64(11)) * 2.0**-53
         drawn = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
-        positions: Ints = np.minimum(drawn, self._last).astype(np.int64)
-        return positions
+        return np.minimum(drawn, self._last).astype(np.int64)
 
 
 def balanced_weights(labels: npt.ArrayLike) -> _Floats:
@@ -186,8 +185,7 @@ def balanced_weights(labels: npt.ArrayLike) -> _Floats:
     if array.ndim != 1:
         raise ValueError(f"labels must have one dimension, got shape {list(array.shape)}")
     _, classes, counts = np.unique(array, return_inverse=True, return_counts=True)
-    weights: _Floats = 1.0 / counts[classes]
-    return weights
+    return 1.0 / counts[classes]
 
 
 def block_starts(files: Ints, offsets: Ints, block_bytes: int) -> Ints:

@@ -146,8 +146,7 @@ def find_headers(buffer: bytes) -> list[int]:
     """
     native = native_module("frames")
     if native is not None:
-        found: list[int] = native.headers(buffer)
-        return found
+        return native.headers(buffer)
     places = range(len(buffer) - HEADER_BYTES + 1)
     return [at for at in places if not any(buffer[at + 6 : at + 8]) and is_header(buffer[at:])]
 

@@ -108,7 +108,7 @@ def are_good(records: PackedRecords, *, verify_crc: bool) -> bool:
     if native is not None:
         none = np.empty((4, 0), np.int64)
         job = native.ReadJob([], 0, none, 0, 0, records.buffer, records.starts, lengths, verify_crc)
-        return native_module("jobs").run([job]) == 1  # type: ignore[no-any-return, union-attr]
+        return native_module("jobs").run([job]) == 1
     places = zip((records.starts - HEADER_BYTES).tolist(), lengths.tolist(), strict=True)
     return all(
         _walk(bytes(records.buffer[at : at + length + OVERHEAD_BYTES]), verify_crc).lengths.tolist()
@@ -215,8 +215,7 @@ class PackedRecords(Sequence[memoryview]):
             return [whole]
         native = native_module("frames")
         if native is not None:
-            parts: list[bytes] = native.slices(self.buffer, self.starts, self.lengths)
-            return parts
+            return native.slices(self.buffer, self.starts, self.lengths)
         size = len(self.buffer)
         # A slice would silently be shorter.
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):

@@ -103,8 +103,7 @@ class RecordTable:
     @property
     def file_bytes(self) -> Ints:
         """Bytes of each file, decompressed: int64 [F]."""
-        found: Ints = self._borders[self._ends + np.arange(len(self._ends))]
-        return found
+        return self._borders[self._ends + np.arange(len(self._ends))]
 
     def facts(self, file: int) -> RecordIndex:
         """The index of a file without the records, with which it is compared when it is opened."""

@@ -38,7 +38,7 @@ def fsspec_filesystem(path: str, access: Access) -> tuple[AbstractFileSystem, st
     """The fsspec file system of a path, and the path as that file system calls it."""
     import fsspec.core  # takes 50 ms, and most paths are local
 
-    return fsspec.core.url_to_fs(path, **access.storage_options)  # type: ignore[no-any-return]
+    return fsspec.core.url_to_fs(path, **access.storage_options)
 
 
 class FsspecStore:

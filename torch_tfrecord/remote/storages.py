@@ -225,7 +225,7 @@ def listing(
             while not transfer.wait(_SHOWN_AFTER):
                 bar.refresh()
     (found,) = transfer.answers()
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 _Upload: TypeAlias = tuple[str, IO[bytes], int]

@@ -113,8 +113,7 @@ class Draw(NamedTuple):
 
         def chances(which: int) -> npt.NDArray[np.float64]:  # from 0 to below 1
             bits = record_keys(keys.view(np.int64), which, *own) >> np.uint64(11)
-            found: npt.NDArray[np.float64] = bits * 2.0**-53
-            return found
+            return bits * 2.0**-53
 
         options = (chances(0) * len(self.options)).astype(np.int64)
         return options.tolist(), (chances(1) < (self.mask or 0)).tolist()

@@ -160,8 +160,7 @@ class ValueColumn(EpisodeColumn):
 
     def stored(self, first: int, stop: int) -> list[Any]:
         """The encoded values of steps `first` to `stop` - 1."""
-        found: list[Any] = part_of(self.values, first, stop)
-        return found
+        return part_of(self.values, first, stop)
 
     def decoded(self, stored: list[Any], first: int, key: int) -> list[Any]:
         """See `EpisodeColumn`; images are `tv_tensors.Image` [C, H, W].

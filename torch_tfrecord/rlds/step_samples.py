@@ -78,8 +78,7 @@ def _same_names(trees: Sequence[Any]) -> Iterable[str]:
     are_trees = all(issubclass(kind, Mapping) for kind in set(map(type, trees)))
     if not are_trees or any(tree.keys() != trees[0].keys() for tree in trees[1:]):
         raise DifferentNamesError
-    names: Iterable[str] = trees[0]
-    return names
+    return trees[0]
 
 
 class StepBatch:

@@ -121,8 +121,7 @@ class UniformGoals:
         span = np.maximum(stop - first, 1)
         # The 53 bits of a float64's fraction.
         chances = (keys >> np.uint64(11)) * 2.0**-53  # from 0 to below 1
-        goals: Ints = first + np.minimum((chances * span).astype(np.int64), span - 1)
-        return goals
+        return first + np.minimum((chances * span).astype(np.int64), span - 1)
 
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]

@@ -112,8 +112,7 @@ class KeptColumn:
             mask = self._within(wanted) if wanted else np.zeros(len(self.values), np.bool_)
         else:
             mask = self._equal(_plain(wanted), name)
-        found: _Mask = mask if self.missing is None else mask & ~self.missing
-        return found
+        return mask if self.missing is None else mask & ~self.missing
 
     def _within(self, wanted: range) -> _Mask:
         values, step = self.values, abs(wanted.step)
