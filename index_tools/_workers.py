@@ -9,7 +9,6 @@ name.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import multiprocessing
@@ -20,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import accumulate, groupby
@@ -88,11 +88,7 @@ def work(
         for item, _ in items:
             yield task(item, bar.update)
         return
-    with (
-        _processes(num_jobs, module)
-        if executor is None
-        else contextlib.nullcontext(executor) as workers
-    ):
+    with _processes(num_jobs, module) if executor is None else nullcontext(executor) as workers:
         futures = {workers.submit(task, item, _no_advance): size for item, size in items}
         try:
             for future in as_completed(futures):
@@ -116,7 +112,7 @@ def _no_advance(step: int) -> None:
     """An item of another process counts when it is done."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def _processes(num_jobs: int, module: str) -> Iterator[Executor]:
     context = multiprocessing.get_context("forkserver")
     # so that the workers share what it imports
@@ -138,7 +134,7 @@ def _processes(num_jobs: int, module: str) -> Iterator[Executor]:
         waiting.close()
 
 
-@contextlib.contextmanager
+@contextmanager
 def _ignore_interrupts() -> Iterator[None]:
     # only the main thread may set handlers
     if threading.current_thread() is not threading.main_thread():
@@ -157,7 +153,7 @@ def _start_worker(waiting: Connection) -> None:
 
 
 def _end_with(waiting: Connection) -> None:
-    with contextlib.suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):
         waiting.recv_bytes()
     # not sys.exit, which would only end this thread
     os._exit(1)
@@ -235,7 +231,7 @@ def work_on_files(
 
 
 def _local_size(path: str) -> int:
-    with contextlib.suppress(OSError):  # the task reports what is wrong
+    with suppress(OSError):  # the task reports what is wrong
         return 0 if is_remote(path) else os.stat(path).st_size
     return 0
 
@@ -259,7 +255,7 @@ def _work_on_group(
     return [_work_on_file(task, path, advance) for path in paths]
 
 
-@contextlib.contextmanager
+@contextmanager
 def open_executor(name: str) -> Iterator[Executor | None]:
     """The executor of an option `--executor`; None for processes of this machine.
 

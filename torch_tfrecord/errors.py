@@ -18,13 +18,13 @@ Wrong arguments are ``ValueError`` or ``TypeError``; a file that cannot be opene
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TypeVar
 
@@ -198,7 +198,7 @@ class RemoteError(TFRecordError):
 # The packages that are not installed.
 
 
-@contextlib.contextmanager
+@contextmanager
 def needs_extra(what: str, extra: str, package: str | None = None) -> Iterator[None]:
     """Say how to install what an import within lacks.
 
@@ -284,7 +284,7 @@ def os_error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), without_secrets(path))
 
 
-@contextlib.contextmanager
+@contextmanager
 def name_path(path: PathLike) -> Iterator[None]:
     """Re-raise OSErrors in the ``with`` block, whatever path they name, with the path that the user
     knows.

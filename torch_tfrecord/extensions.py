@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
+from functools import cache
+from typing import Any
 
 __all__ = ["attached", "is_there"]
 
 
-@functools.cache
-def attached(room: str, name: str) -> object:
+@cache
+def attached(room: str, name: str) -> Any:
     """An object that an extension attaches at one of the core's seams; the caller's room defines
     its Protocol.
 
@@ -28,17 +29,16 @@ def attached(room: str, name: str) -> object:
     """
     door = f"torch_tfrecord.{room}"
     try:
-        found: object = getattr(importlib.import_module(door), name)
+        return getattr(importlib.import_module(door), name)
     except ModuleNotFoundError as error:
         if error.name != door:
             raise
         raise ImportError(
             f"expected the extension {door}, which is not installed", name=door
         ) from None
-    return found
 
 
-@functools.cache
+@cache
 def is_there(room: str) -> bool:
     """Whether an extension is there, for what is only quicker or more with it."""
     return importlib.util.find_spec(f"torch_tfrecord.{room}") is not None

@@ -4,11 +4,10 @@ one of them, a documented way takes its place, slower but with the same result.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
@@ -59,7 +58,7 @@ def jagged(values: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.T
     process.
     """
     if not values.requires_grad:  # gradients only flow through torch's own view
-        with contextlib.suppress(ImportError, TypeError):
+        with suppress(ImportError, TypeError):
             from torch.nested._internal.nested_tensor import NestedTensor
 
             # a shape without elements has the number, as torch's compiler wants it
@@ -72,7 +71,7 @@ def jagged_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     """The values and offsets of a jagged tensor, without the operators that gradients need; None if
     its rows have gaps, or another dimension than the second is jagged.
     """
-    with contextlib.suppress(AttributeError):
+    with suppress(AttributeError):
         if tensor._lengths is None and tensor._ragged_idx == 1:
             return tensor._values, tensor._offsets
     return None
@@ -141,7 +140,7 @@ def collate_by_kinds(samples: Sequence[object], functions: CollateFunctions) -> 
 def register_as_dict(kind: type, name: str) -> None:
     """Register a class as a dict with torch's functions over nested values."""
     # ValueError: another thread has just done it
-    with contextlib.suppress(ImportError, AttributeError, KeyError, ValueError):
+    with suppress(ImportError, AttributeError, KeyError, ValueError):
         from torch.utils import _pytree
 
         of_dict = _pytree.SUPPORTED_NODES[dict]

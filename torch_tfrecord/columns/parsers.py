@@ -7,9 +7,9 @@ raise the error of the first bad record. The error text for a record comes from 
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from itertools import chain, pairwise
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -76,7 +76,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
         """Pickle the specs; the readers are built again."""
         # A reader may have compiled objects and lambdas, which do not pickle.
         kind: Callable[..., object] = type(self)
-        return functools.partial(kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes), (
+        return partial(kind, pads=self._pads, max_batch_bytes=self.max_batch_bytes), (
             self.features,
         )
 
@@ -133,7 +133,7 @@ class Parser(Generic[_Sample, _Batch, _Found]):
         keys, batches = _checked_keys(keys, len(records)), []
         # The values that the core finds count against all batches together, columns of readers each.
         found = self._find(records, keys, borders)
-        for columns, (begin, end) in zip(found, itertools.pairwise(borders), strict=True):
+        for columns, (begin, end) in zip(found, pairwise(borders), strict=True):
             try:
                 with self.budget():
                     batches.append(self._read(columns, end - begin, keys[begin:end]))
@@ -242,7 +242,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
             return [(self._plan.pick(work.finish()), {}) for work in begun[1]]
         with self.budget(len(borders) - 1):
             works = self._plan.begin(rows, borders)
-        ends = itertools.pairwise(borders)
+        ends = pairwise(borders)
         own = [
             self._begin(work, keys[slice(*pair)]) for work, pair in zip(works, ends, strict=True)
         ]
@@ -261,7 +261,7 @@ class ExampleParser(Parser[Values, Values, _Columns]):
             begun = {name: begin(work.dense(place), keys) for name, begin, place in self._begins}
         return {name: work for name, work in begun.items() if work is not None}
 
-    @functools.cached_property
+    @cached_property
     def _begins(self) -> list[tuple[str, Callable[..., Work | None], int]]:
         """The readers that have work of their own, and the number of their column."""
         readers = zip(self.features, self._readers, self._plan.places, strict=True)
@@ -271,11 +271,11 @@ class ExampleParser(Parser[Values, Values, _Columns]):
             if hasattr(reader, "begin") and place not in self._plan.lists
         ]
 
-    @functools.cached_property
+    @cached_property
     def _plan(self) -> ColumnPlan:
         return ColumnPlan([reader.wants for reader in self._readers])
 
-    @functools.cached_property
+    @cached_property
     def _row_plan(self) -> RowPlan:
         return RowPlan(self._plan, self._row_readers, self.budget)
 
@@ -314,14 +314,14 @@ class PartParser(Parser[Value, Value, PackedRecords]):
         raise NotImplementedError
 
     def _find(self, rows: PackedRecords, keys: Keys, borders: Sequence[int]) -> list[PackedRecords]:
-        return [rows[begin:end] for begin, end in itertools.pairwise(borders)]
+        return [rows[begin:end] for begin, end in pairwise(borders)]
 
 
 def optional_of(
     readers: Iterable[Reader | StepReader], place: int = 0
 ) -> dict[tuple[int, str], str]:
     """See `Parser.optional`."""
-    wants = itertools.chain.from_iterable(reader.wants for reader in readers)
+    wants = chain.from_iterable(reader.wants for reader in readers)
     return {(place, want.key): want.label for want in wants if not want.is_required}
 
 

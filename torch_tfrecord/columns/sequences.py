@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -150,7 +150,7 @@ class SequencePlan(Slots):
             return plan.read(contexts[begin:end], (0, end - begin))[0][0]
 
         columns = self.pick([column.part(begin, end) for column in lists])
-        return _Columns(context, columns, [functools.partial(sizes, plan) for plan in self._sizes])
+        return _Columns(context, columns, [partial(sizes, plan) for plan in self._sizes])
 
 
 class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Columns]):
@@ -241,15 +241,15 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
         with self.budget(len(borders) - 1):
             return self._plan.read(rows, borders)
 
-    @functools.cached_property
+    @cached_property
     def _plan(self) -> SequencePlan:
         return SequencePlan([*self._context.values()], [*self._steps.values()])
 
-    @functools.cached_property
+    @cached_property
     def _row_plan(self) -> RowPlan:
         return RowPlan(self._plan.context, [*self._context.values()], self.budget)
 
-    @functools.cached_property
+    @cached_property
     def _padded(self) -> dict[str, StepReader]:
         specs = self.features.sequence_features or {}
         return {name: make_step_reader(name, spec, pads=True) for name, spec in specs.items()}

@@ -8,7 +8,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 from torch_tfrecord.arguments import PathLike, StorageOptions
 from torch_tfrecord.extensions import attached
@@ -45,7 +45,7 @@ class _Storages(Protocol):
 
 
 def _storages() -> _Storages:
-    return cast("_Storages", attached("remote", "STORAGES"))
+    return attached("remote", "STORAGES")
 
 
 class Access:

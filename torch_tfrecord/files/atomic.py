@@ -7,7 +7,6 @@ has a hidden temporary name in the same directory, which the next writer of that
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -16,6 +15,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from torch_tfrecord.errors import name_path, os_error
@@ -52,7 +52,7 @@ class AtomicFile:
         self._pid = os.getpid()
         self.is_regular = True
         # One call, as another process may replace it.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.is_regular = stat.S_ISREG(self._target.stat().st_mode)
         self._buffer = bytearray()
         with name_path(path):
@@ -187,7 +187,7 @@ class AtomicFile:
                 self._link_unnamed(place)
                 return True
             except FileExistsError:
-                with contextlib.suppress(OSError):  # a file system without locks
+                with suppress(OSError):  # a file system without locks
                     # before it has a name that others may remove
                     fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._temporary, _ = _claim(_temporary_names(place), self._link_unnamed)
@@ -207,7 +207,7 @@ class AtomicFile:
         nothing).
         """
         if self._temporary is not None and self._pid == os.getpid():
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 self._temporary.unlink()
         self._temporary = None
         self._close_fd()
@@ -215,7 +215,7 @@ class AtomicFile:
     def _close_fd(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.close(fd)
 
 
@@ -344,7 +344,7 @@ class HiddenFolder:
 
 def _remove_folder(path: Path) -> None:
     """Remove a folder and its content, as far as possible."""
-    with contextlib.suppress(OSError):  # rmtree lets some errors through
+    with suppress(OSError):  # rmtree lets some errors through
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -358,7 +358,7 @@ def _clear_dead(names: Iterator[Path]) -> None:
 def _remove_dead(path: Path) -> bool:
     """Remove a file or folder that nobody has locked; return whether it was removed."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError):  # in use, or a file system without locks
+    with suppress(OSError):  # in use, or a file system without locks
         descriptor = open_path(os.open, path, flags)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

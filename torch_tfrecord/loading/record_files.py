@@ -51,23 +51,6 @@ class _InflatedFiles(Protocol):
         """The decompressed content of a file, of so many bytes, which can be entered at points."""
 
 
-class _Storages(Protocol):
-    def by_blocks(
-        self, extent_of: Callable[[int, int, int], tuple[int, int]], block_bytes: int
-    ) -> _ReadTogether:
-        """Reads whole blocks of files and keeps them for a while, as all of a block is read soon.
-
-        Args:
-            extent_of: Begin and end of the block around a byte of a file: called with the file's
-                number, the byte and `block_bytes`.
-            block_bytes: As of the order's blocks, so that no other block's bytes are fetched.
-        """
-
-
-class _Codecs(Protocol):
-    def inflated_files(self) -> _InflatedFiles: ...
-
-
 class _Reader(Protocol):
     """An ArrayRecord file, whose records are read by number."""
 
@@ -114,7 +97,7 @@ class RecordFiles:
         self._inflated: _InflatedFiles | None = None
         self.slow_file: str | None = None
         if self.first_compressed is not None:
-            self._inflated = cast("_Codecs", attached("compression", "CODECS")).inflated_files()
+            self._inflated = attached("compression", "CODECS").inflated_files()
             if self.extent[2] > self._inflated.most_bytes:
                 self.slow_file = self.first_compressed
         self.has_warned = False
@@ -173,9 +156,7 @@ class RecordFiles:
         self._blocks = (
             None
             if block_bytes is None or not is_of_use
-            else cast("_Storages", attached("remote", "STORAGES")).by_blocks(
-                self.table.block_extent, block_bytes
-            )
+            else attached("remote", "STORAGES").by_blocks(self.table.block_extent, block_bytes)
         )
 
     def place(self, position: int) -> RecordPlace:

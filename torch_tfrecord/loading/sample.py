@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ A plain object, which the garbage collector does not track.
 
 def to_html(value: object) -> str:
     """A sample, a batch or a dataset as a table for a notebook; the extension for media draws it."""
-    return cast("Callable[[object], str]", attached("media", "to_html"))(value)
+    return attached("media", "to_html")(value)
 
 
 class Sample(dict[Any, Value]):

@@ -55,13 +55,6 @@ __all__ = [
 ]
 
 
-class _Survey(Protocol):
-    """Some records of files; see `tables.Survey`."""
-
-    def features(self) -> RecordFeatures:
-        """The features that read all of them."""
-
-
 class SampleParser(Protocol):
     """Parses the records of a dataset: a parser of specs, or one of a higher layer."""
 
@@ -179,8 +172,8 @@ class SampleMaker:
         """
         if isinstance(features, str):
             one_of("features", features, "auto", None)
-            survey = cast("Callable[[Paths, Access], _Survey]", attached("tables", "Survey"))
-            features = survey(paths, access).features()
+            inferred: RecordFeatures = attached("tables", "Survey")(paths, access).features()
+            features = inferred
         names = [*features] if isinstance(features, Mapping) else None
         if label_key is not None and label_key not in (names or ()):
             raise ValueError(

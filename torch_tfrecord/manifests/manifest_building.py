@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 from torch_tfrecord.arguments import PathLike, Paths, StorageOptions
@@ -114,7 +114,7 @@ def write_manifest(
         )
     # Shards that did not change are taken over: with 100,000 shards a new one costs one index.
     known: dict[str, int] = {}
-    with contextlib.suppress(OSError, IndexMismatchError):
+    with suppress(OSError, IndexMismatchError):
         before = Manifest(place, access)
         known = {path: row for row, path in enumerate(before.paths())}
 
@@ -130,7 +130,7 @@ def write_manifest(
     def work(path: str) -> tuple[ShardRow, bool]:
         """The row of a file, and whether it is new."""
         if path in known and path not in asked:
-            with contextlib.suppress(IndexMismatchError):  # then the lengths are damaged
+            with suppress(IndexMismatchError):  # then the lengths are damaged
                 facts = facts_now(path)
                 if facts is not None:
                     return before.row(known[path])._replace(facts=facts), False

@@ -7,11 +7,11 @@ torch.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import os
 import shlex
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -45,7 +45,7 @@ def has_native() -> bool:
     return native_module("frames") is not None and native_module("columns") is not None
 
 
-@functools.cache
+@cache
 def native_module(name: str) -> ModuleType | None:
     """A compiled module by name, or None for the Python fallback; warns once if the core was never
     built.
@@ -64,7 +64,7 @@ def native_module(name: str) -> ModuleType | None:
     return module
 
 
-@functools.cache
+@cache
 def optional_module(name: str) -> ModuleType | None:
     """`native_module` without a warning, for modules that need more than a compiler: `jpeg` needs
     libjpeg-turbo.
@@ -95,11 +95,11 @@ def how_to_install() -> str:
     return "pip install --force-reinstall --no-deps --no-binary torch-tfrecord torch-tfrecord"
 
 
-@functools.cache
+@cache
 def _is_forced_off() -> bool:
     return os.environ.get(PURE_PYTHON, "") not in ("", "0")
 
 
-@functools.cache
+@cache
 def _load(name: str) -> ModuleType | None:
     return optional_import(f"torch_tfrecord.native.{name}", "its Python fallback is slower")

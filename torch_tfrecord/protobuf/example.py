@@ -12,10 +12,10 @@ raises ParseError.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -116,7 +116,7 @@ def _layout(*items: tuple[object, ...]) -> _RowLayout | None:
     return native and native.RowLayout([*items])
 
 
-@functools.lru_cache(maxsize=_MOST_LAYOUTS)
+@lru_cache(maxsize=_MOST_LAYOUTS)
 def _layout_of(names: tuple[object, ...]) -> _RowLayout | None:
     """Build that of dicts of these names, with any kinds of lists; None where protobuf encodes."""
     try:
@@ -501,7 +501,7 @@ def _find_kind(cls: type) -> str | None:
 
 
 # The annotation is for mypy, which does not treat a class as hashable.
-_kind_of: Callable[[type], str | None] = functools.lru_cache(maxsize=256)(_find_kind)
+_kind_of: Callable[[type], str | None] = lru_cache(maxsize=256)(_find_kind)
 
 
 def _int_leaves(values: Sequence[Any]) -> Ints:

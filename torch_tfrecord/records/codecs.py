@@ -7,7 +7,7 @@ offsets refer to the decompressed stream.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 from torch_tfrecord.batch_memory import Ints
 from torch_tfrecord.errors import CompressionError
@@ -124,7 +124,7 @@ def codecs() -> Codecs:
     Raises:
         ImportError: The extension is not installed.
     """
-    return cast("Codecs", attached("compression", "CODECS"))
+    return attached("compression", "CODECS")
 
 
 def open_stream(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -655,7 +655,7 @@ class _KeptExtra(NamedTuple):
 
 
 def _stored() -> _Stored:
-    return cast("_Stored", attached("tables", "StoredColumns"))
+    return attached("tables", "StoredColumns")
 
 
 def _stored_columns(extra: _KeptExtra, described: str, num_records: int) -> Mapping[str, _Column]:

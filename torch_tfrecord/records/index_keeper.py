@@ -9,13 +9,13 @@ what is kept appears whole or not at all in any case.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Generic, Protocol, TypeVar, get_args
 
@@ -164,7 +164,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
                 continue
         return None, stale
 
-    @contextlib.contextmanager
+    @contextmanager
     def _building_alone(self, name: str, seconds: float = 0.0) -> Iterator[bool]:
         """Whether this process may build what is kept for a file: False while another one builds it.
 
@@ -172,7 +172,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
             name: The file's path, with the suffix.
             seconds: How long to wait for another process.
         """
-        with contextlib.ExitStack() as held:
+        with ExitStack() as held:
             # The lock is where the index will be: processes that may write there meet at it.
             for place in new_index_paths(name, self.index_dir):
                 folder, kept = os.path.split(place)
@@ -180,7 +180,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
                     os.path.join(folder, AtomicFile.hidden_name(kept, "lock")), mode=0o666
                 )
                 try:
-                    with contextlib.ExitStack() as own:
+                    with ExitStack() as own:
                         if os.path.basename(folder) == SIDECAR_FOLDER:
                             own.callback(_try, os.rmdir, folder)  # it may be empty in the end
                         own.enter_context(sidecar_folder(place))
@@ -212,7 +212,7 @@ class SidecarKeeper(ABC, Generic[_D, _Index]):
         place = self._written(data, content) if content else None
         if place is not None:
             # Parts of it stay in the file. Another process may have put there another one.
-            with contextlib.suppress(OSError, IndexMismatchError):
+            with suppress(OSError, IndexMismatchError):
                 return self._loaded(data, place)
         return found
 
@@ -323,7 +323,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
     def keep(self, data: FileSource, index: RecordIndex) -> None:
         """Keep an index of a file, with the columns of the one that is there."""
         found, _ = self._load(data, index_paths)
-        with contextlib.suppress(OSError, IndexMismatchError):  # a column is damaged
+        with suppress(OSError, IndexMismatchError):  # a column is damaged
             index = index._with_facts(_kept={**(found._kept if found else {}), **index._kept})
         self._written(data, index.to_bytes())
 
@@ -364,7 +364,7 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
             path = self._to_help.popleft()
             # A failure comes again in that file's turn.
             with (
-                contextlib.suppress(OSError, TFRecordError),
+                suppress(OSError, TFRecordError),
                 self._building_alone(path) as is_alone,
             ):
                 # Another process may have built it since this list was made.
@@ -377,5 +377,5 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
 
 
 def _try(function: Callable[[str], None], path: str) -> None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         function(path)

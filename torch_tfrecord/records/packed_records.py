@@ -108,7 +108,7 @@ def are_good(records: PackedRecords, *, verify_crc: bool) -> bool:
     if native is not None:
         none = np.empty((4, 0), np.int64)
         job = native.ReadJob([], 0, none, 0, 0, records.buffer, records.starts, lengths, verify_crc)
-        return native_module("jobs").run([job]) == 1
+        return native_module("jobs").run([job]) == 1  # type: ignore[union-attr]
     places = zip((records.starts - HEADER_BYTES).tolist(), lengths.tolist(), strict=True)
     return all(
         _walk(bytes(records.buffer[at : at + length + OVERHEAD_BYTES]), verify_crc).lengths.tolist()

@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch_tfrecord.arguments import PathLike, Paths, StorageOptions, nearest, shard_name
 from torch_tfrecord.errors import TFRecordError
@@ -54,13 +54,6 @@ _GUESS_BYTES = 64
 _MAX_NAMED = 10
 _MOST_ASKED = 100_000  # names of missing shards that a pattern is compared with
 _MAX_NAME = 80
-
-
-class _Manifests(Protocol):
-    """Questions that are asked of a manifest here; see `record_table`."""
-
-    def files_of(self, path: str, access: Access) -> list[str]:
-        """The files that a manifest names, in its order."""
 
 
 def is_companion(path: str) -> bool:
@@ -141,9 +134,10 @@ def found_files(
         local_path(item)
         for item in ([paths] if isinstance(paths, (str, os.PathLike)) else _checked(paths))
     ]
-    local, remote = _Local(access), None
+    local = _Local(access)
+    remote: _StorageNames | None = None
     if any(map(is_remote, items)):
-        remote = cast("_Storages", attached("remote", "STORAGES")).names(access)
+        remote = attached("remote", "STORAGES").names(access)
         remote.ask(
             item
             for item in items
@@ -189,8 +183,7 @@ def _checked(paths: object) -> Iterable[PathLike]:
 
 def _expand(path: str, files: _Names, check: Callable[..., list[str]]) -> list[str]:
     if _is_manifest_file(path):
-        manifests = cast("_Manifests", attached("manifests", "ManifestTable"))
-        return manifests.files_of(path, files.access)
+        return attached("manifests", "ManifestTable").files_of(path, files.access)
     counted = _COUNTED.fullmatch(path)
     if not files.is_pattern(path) and not (counted and is_remote(path)) and files.exists(path):
         if not files.is_dir(path):
@@ -310,10 +303,6 @@ class _StorageNames(Protocol):
         Returns:
             None where the first shard has none of the names.
         """
-
-
-class _Storages(Protocol):
-    def names(self, access: Access) -> _StorageNames: ...
 
 
 _Names: TypeAlias = "_Local | _StorageNames"

@@ -12,7 +12,7 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
@@ -242,7 +242,7 @@ class _Storages(Protocol):
 
 
 def _storages() -> _Storages:
-    return cast("_Storages", attached("remote", "STORAGES"))
+    return attached("remote", "STORAGES")
 
 
 class FileSet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
@@ -211,4 +211,4 @@ def _manifests() -> _Manifests:
     Raises:
         ImportError: It is not installed.
     """
-    return cast("_Manifests", attached("manifests", "ManifestTable"))
+    return attached("manifests", "ManifestTable")

@@ -15,7 +15,6 @@ pathlib's ``*`` match hidden names, too, so ``*train*`` would take ``.train-0000
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -24,6 +23,7 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -411,7 +411,7 @@ def remove_sidecar(data_path: str) -> None:
     if not os.path.islink(os.path.dirname(place)):
         remove_own(place)
     remove_own(visible_sidecar_path(data_path))
-    with contextlib.suppress(OSError):  # other indexes are there
+    with suppress(OSError):  # other indexes are there
         Path(place).parent.rmdir()
 
 
@@ -419,12 +419,12 @@ def remove_own(path: str) -> None:
     """Remove a regular file that has the format name of one of our sidecars, intact or damaged;
     what cannot be removed stays.
     """
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if stat.S_ISREG(os.lstat(path).st_mode) and _is_marked(path):
             os.unlink(path)
 
 
-@contextlib.contextmanager
+@contextmanager
 def sidecar_folder(place: str) -> Iterator[None]:
     """Make the folder that an index goes to; after a failure a hidden one is removed again if it is
     empty.
@@ -446,14 +446,14 @@ def sidecar_folder(place: str) -> Iterator[None]:
     elif not folder.exists():
         folder.mkdir(exist_ok=True)
         made = True
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             shutil.copymode(folder.parent, folder)  # who may add data may add its index
     try:
         yield
     except BaseException:
         # Only our own: another process may be about to write into one that was there.
         if made:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 folder.rmdir()
         raise
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,8 @@ from torch_tfrecord.arguments import (
     DecodeOn,
     IndexPolicy,
     Pad,
+    PathLike,
+    StorageOptions,
     at_least,
     check_callable,
     integer,
@@ -109,16 +110,16 @@ class RLDSEpisodes(EpisodeDataset):
 
     def __init__(
         self,
-        directory: str | os.PathLike[str] | DatasetInfo,
+        directory: PathLike | DatasetInfo,
         split: Split = "train",
         *,
         decode_images: DecodeImages = True,
         features: Chosen = None,
         transform: Callable[[dict[str, Any]], object] | None = None,
         index: IndexPolicy = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
+        index_dir: PathLike | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        storage_options: Mapping[str, object] | None = None,
+        storage_options: StorageOptions = None,
     ) -> None:
         check_callable("transform", transform)
         check_max_batch_bytes(max_batch_bytes)
@@ -263,7 +264,7 @@ class RLDSDataset(EpisodeDataset):
 
     def __init__(
         self,
-        directory: str | os.PathLike[str] | DatasetInfo,
+        directory: PathLike | DatasetInfo,
         split: Split = "train",
         *,
         window_size: int = 1,
@@ -279,11 +280,11 @@ class RLDSDataset(EpisodeDataset):
         step_transform: Callable[[dict[str, Any]], object] | None = None,
         episode_transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
+        index_dir: PathLike | None = None,
         episode_bytes: int = 32 << 20,
         max_batch_bytes: int = MAX_BATCH_BYTES,
-        storage_options: Mapping[str, object] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        storage_options: StorageOptions = None,
+        cache_dir: PathLike | None = None,
         cache_bytes: int | None = None,
     ) -> None:
         check_callable("batch_transform", batch_transform)

@@ -15,10 +15,10 @@ you ask for it, and have a checksum of their own.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -542,20 +542,20 @@ class EpisodeRecord(NamedTuple):
         return error.locate(**self.place._asdict())
 
 
-@functools.lru_cache(1 << 12)
+@lru_cache(1 << 12)
 def _field_of(key: str) -> bytes:
     """The bytes of a key in its entry."""
     return _wrap(key.encode())
 
 
-@functools.lru_cache(1 << 12)  # pictures of a camera have similar sizes
+@lru_cache(1 << 12)  # pictures of a camera have similar sizes
 def _head_of(num_bytes: int) -> bytes:
     """The tag and length of a value that takes so many bytes with these."""
     heads = (b"\n" + varint(max(num_bytes - size, 0)) for size in range(2, 7))
     return next((head for size, head in enumerate(heads, 2) if len(head) == size), b"\0")
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _plan_of(wants: tuple[Want, ...]) -> ColumnPlan:
     return ColumnPlan([wants])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import posixpath
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.arguments import IndexPolicy
+from torch_tfrecord.arguments import IndexPolicy, PathLike, StorageOptions
 from torch_tfrecord.batch_memory import Ints, splits_of
 from torch_tfrecord.errors import ParseError, TFRecordError
 from torch_tfrecord.files import Access, is_remote
@@ -98,17 +97,17 @@ class EpisodeStore:
 
     def __init__(
         self,
-        directory: str | os.PathLike[str] | DatasetInfo,
+        directory: PathLike | DatasetInfo,
         split: Split,
         *,
         features: Chosen = None,
         decode_images: DecodeImages = True,
         transform: EpisodeTransform | None = None,
         index: IndexPolicy = "auto",
-        index_dir: str | os.PathLike[str] | None = None,
+        index_dir: PathLike | None = None,
         episode_bytes: int = 32 << 20,
-        storage_options: Mapping[str, object] | None = None,
-        cache: tuple[str | os.PathLike[str] | None, int | None] = (None, None),
+        storage_options: StorageOptions = None,
+        cache: tuple[PathLike | None, int | None] = (None, None),
         draws: Sequence[Draw] = (),
     ) -> None:
         Access(None, *cache)  # wrong arguments, before any file is opened

@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
-import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tfrecord.arguments import IndexPolicy, one_of, true_or_false
+from torch_tfrecord.arguments import IndexPolicy, PathLike, StorageOptions, one_of, true_or_false
 from torch_tfrecord.errors import IndexMismatchError, ParseError, RemoteError
 from torch_tfrecord.files import open_file
 from torch_tfrecord.progress import ProgressBar
@@ -57,7 +56,7 @@ _NEEDED = {"normal": ("mean", "std"), "bounds": ("min", "max"), "bounds_q99": ("
 
 
 def dataset_statistics(
-    directory: str | os.PathLike[str] | DatasetInfo,
+    directory: PathLike | DatasetInfo,
     split: Split = "train",
     *,
     action: str | Sequence[str] | None = None,
@@ -66,9 +65,9 @@ def dataset_statistics(
     keep_key: KeepKey = DROID_KEY,
     episode_transform: EpisodeTransform | None = None,
     index: IndexPolicy = "auto",
-    index_dir: str | os.PathLike[str] | None = None,
+    index_dir: PathLike | None = None,
     cache: bool = True,
-    storage_options: Mapping[str, object] | None = None,
+    storage_options: StorageOptions = None,
 ) -> dict[str, object]:
     """Compute mean, std, max, min, q01 and q99 of each action and state dimension, and count steps
     and episodes.
@@ -208,7 +207,7 @@ class _Rows:
         self.num_steps = np.diff(np.append(0, ranges.ends)[self._borders])
         self.counts = np.array([len(ranges), np.count_nonzero(np.diff(self._borders))], np.int64)
 
-    @functools.cached_property
+    @cached_property
     def key(self) -> str:
         """A hash of everything the result depends on."""
         info = self.store.info
@@ -425,13 +424,13 @@ class Normalize:
         return self._backward(name, torch.as_tensor(values))
 
     def _map(self, values: Mapping[str, object], change: _Change) -> dict[str, object]:
-        changed = _replace_at(values, self._action.split("/"), functools.partial(change, "action"))
+        changed = _replace_at(values, self._action.split("/"), partial(change, "action"))
         if "proprio" not in self._scales:
             return changed
         for path in self._proprio:
             # The first usual name that is there; one of the user's own must be.
             with contextlib.suppress(KeyError):
-                return _replace_at(changed, path.split("/"), functools.partial(change, "proprio"))
+                return _replace_at(changed, path.split("/"), partial(change, "proprio"))
         raise KeyError(
             f"no {' or '.join(map(repr, self._proprio))} to normalise; set proprio to the path of the state, "
             "or leave 'proprio' out of the statistics"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.arguments import Pad, at_least, integer
+from torch_tfrecord.arguments import Pad, PathLike, at_least, integer
 from torch_tfrecord.batch_memory import Ints, Keys
 from torch_tfrecord.columns import decode_text
 from torch_tfrecord.errors import ParseError
@@ -161,7 +161,7 @@ class StepRanges:
         return self.episodes[numbers], positions + self._offsets[numbers]
 
 
-Keep: TypeAlias = "str | os.PathLike[str] | Mapping[str, Sequence[Sequence[int]]]"
+Keep: TypeAlias = "PathLike | Mapping[str, Sequence[Sequence[int]]]"
 KeepKey: TypeAlias = "str | Callable[[dict[str, Any]], str | None]"
 
 DROID_KEY = "{episode_metadata/recording_folderpath}--{episode_metadata/file_path}"

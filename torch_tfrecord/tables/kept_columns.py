@@ -6,10 +6,10 @@ alone. Strings are kept as numbers of their distinct values.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, compress, pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -63,7 +63,7 @@ class KeptColumn:
             found = found if found.dtype == np.float32 else found.astype(np.int64)
         else:
             strings: list[object] = [*self.strings]
-            with contextlib.suppress(UnicodeDecodeError):
+            with suppress(UnicodeDecodeError):
                 strings = [string.decode() for string in self.strings]
             # One more, since a column without any string has none to use for what is missing.
             found = np.array([*strings, ""], dtype=object)[self.values]
@@ -82,7 +82,7 @@ class KeptColumn:
         """
         if self.strings is not None:
             return text
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             return int(text)
         try:
             return float(text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.arguments import PathLike
+from torch_tfrecord.arguments import PathLike, StorageOptions
 from torch_tfrecord.columns import Feature, RecordFeatures
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, is_remote, local_path, open_path
@@ -165,9 +165,7 @@ class DatasetInfo:
     __repr__ = __str__
 
 
-def info(
-    directory: PathLike, *, storage_options: Mapping[str, object] | None = None
-) -> DatasetInfo:
+def info(directory: PathLike, *, storage_options: StorageOptions = None) -> DatasetInfo:
     """Read the metadata of a TFDS directory without TensorFlow and without opening the shards.
 
     Args:
@@ -254,7 +252,7 @@ def _formats(fields: JsonFields) -> list[str]:
 
 def info_of(
     directory: PathLike | DatasetInfo,
-    storage_options: Mapping[str, object] | None,
+    storage_options: StorageOptions,
     given: object = None,
     *,
     needs_tree: bool = False,

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from torch_tfrecord.arguments import IndexPolicy, PathLike, check_callable
+from torch_tfrecord.arguments import IndexPolicy, PathLike, StorageOptions, check_callable
 from torch_tfrecord.batch_memory import MAX_BATCH_BYTES
 from torch_tfrecord.columns import RecordFeatures
 from torch_tfrecord.errors import IndexMismatchError
@@ -52,7 +52,7 @@ def load(  # type: ignore[misc]  # which does not take any option
     index: IndexPolicy = "auto",
     index_dir: PathLike | None = None,
     max_batch_bytes: int = MAX_BATCH_BYTES,
-    storage_options: Mapping[str, object] | None = None,
+    storage_options: StorageOptions = None,
 ) -> object:
     """Open a split of a TFDS dataset for random access, without TensorFlow and without writing a
     feature spec.

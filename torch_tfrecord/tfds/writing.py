@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.arguments import PathLike, at_least, true_or_false
+from torch_tfrecord.arguments import PathLike, StorageOptions, at_least, true_or_false
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.files import (
     Access,
@@ -65,7 +65,7 @@ def write(
     num_shards: int | Mapping[str, int] | None = None,
     as_numpy_layout: bool = False,
     disable_shuffling: bool = False,
-    storage_options: Mapping[str, object] | None = None,
+    storage_options: StorageOptions = None,
 ) -> DatasetInfo:
     """Write samples as a dataset that both ``tfds.builder_from_directory`` and `load` can read.
 
