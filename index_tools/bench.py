@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from index_tools._features import load_code
 from index_tools._terminal import Verb, data_paths
-from torch_tfrecord import Image, Json, Proto, RecordLoader, Text, make_dataloader
+from torch_tfrecord import Image, RecordLoader, make_dataloader
 from torch_tfrecord.files import open_file
 from torch_tfrecord.native import has_native
 from torch_tfrecord.phases import PHASES
@@ -99,7 +99,9 @@ def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
     specs = loader.dataset.features
     if not isinstance(specs, Mapping):
         specs = {"": specs}
-    rest = {name: spec for name, spec in specs.items() if not _makes_objects(spec)}
+    rest = {
+        name: spec for name, spec in specs.items() if not getattr(spec, "_makes_objects", False)
+    }
     if worst == "parse" and len(rest) < len(specs):
         found = measure(features=rest or None, transform=None, collate_fn=list).stats()
         return "python" if 2 * found["parse"] < alone["parse"] else worst
@@ -115,11 +117,6 @@ def _bound(loader: Any, measure: partial[RecordLoader]) -> str:
         if 2 * timeit(lambda: file.read(num_bytes, 0), number=1) < alone["read"]:
             return "decompression"
     return "network" if files.is_remote else "disk"
-
-
-def _makes_objects(spec: object) -> bool:
-    """Whether a feature's values are Python objects: bytes, str, messages or JSON."""
-    return isinstance(spec, (Text, Proto, Json)) or getattr(spec, "dtype", None) in (bytes, str)
 
 
 def _advice(bound: str, loader: RecordLoader, options: Mapping[str, Any]) -> str:

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 __all__ = [
     "BORN_IN",
     "MAX_BATCH_BYTES",
+    "NO_INTS",
     "OBJECT_BYTES",
     "ON_DEVICE",
     "SMALL_BYTES",
     "TENSOR_BYTES",
     "Array",
     "BatchBudget",
+    "Buffer",
     "DeviceWork",
     "Ints",
     "Keys",
@@ -59,8 +61,11 @@ TENSOR_BYTES, OBJECT_BYTES = 1 << 10, 1 << 6
 Array: TypeAlias = npt.NDArray[Any]
 """An array of any dtype."""
 Ints: TypeAlias = "npt.NDArray[np.int64]"
+NO_INTS: Ints = np.empty(0, np.int64)
 Keys: TypeAlias = "npt.NDArray[np.uint64]"
 """The random keys of N records, for specs that draw at random."""
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""The bytes of a record, or of part of a file."""
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 # NumPy's arrays have it before 2.0.

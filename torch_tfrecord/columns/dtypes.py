@@ -22,6 +22,7 @@ __all__ = [
     "BYTES_LIST",
     "FLOAT_LIST",
     "INT64_LIST",
+    "MAX_INT64",
     "DType",
     "ListKind",
     "Values",
@@ -73,6 +74,7 @@ BYTES_LIST = ListKind(
     "a text",
 )
 
+MAX_INT64 = (1 << 63) - 1
 _NO_PLACES = np.empty(0, np.uint16)
 # an empty tensor's, counting sizes of 0 as 1: far below where the sizes of a batch overflow
 _MAX_ELEMENTS = 1 << 40
@@ -130,7 +132,7 @@ def cast_array(values: Array, dtype: torch.dtype) -> Array:
     out: Array = empty_bytes(values.size * kind.itemsize).view(kind).reshape(values.shape)
     low, high = value_range(dtype)
     if dtype == torch.uint64:
-        high = (1 << 63) - 1  # no int64 is larger
+        high = MAX_INT64
     native, is_bfloat16 = optional_module("memory"), dtype == torch.bfloat16
     flat, places = values.reshape(-1), out.reshape(-1).view(f"u{kind.itemsize}")
     if native is None:
@@ -157,7 +159,7 @@ def cast_array(values: Array, dtype: torch.dtype) -> Array:
 def _are_within(values: Array, low: float, high: float) -> bool:
     # A NaN is neither below nor above, and so passes.
     least, most = (find.reduce(values, None, initial=0).item() for find in (np.fmin, np.fmax))
-    return bool(low <= least and most <= high)
+    return low <= least and most <= high
 
 
 def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
@@ -205,9 +207,6 @@ def nest(values: Sequence[Value], shape: Sequence[int]) -> Value:
         size, rows = shape[rank], range(math.prod(shape[:rank]))
         values = [values[row * size : (row + 1) * size] for row in rows]
     return values if shape else values[0]
-
-
-_MAX_INT64 = (1 << 63) - 1
 
 
 def check_key(name: str, key: object) -> None:
@@ -287,7 +286,7 @@ def check_dimension(size: Any) -> int:
 
 def _check_count(sizes: Sequence[int]) -> None:
     # Without the zeros, which would hide that the other sizes are too large.
-    if math.prod(size for size in sizes if size) > _MAX_INT64:
+    if math.prod(size for size in sizes if size) > MAX_INT64:
         raise ValueError(f"shape {tuple(sizes)!r} has more elements than an int64 counts")
 
 

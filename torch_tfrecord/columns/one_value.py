@@ -353,8 +353,7 @@ class OneValueReader:
     ) -> Value:
         """The column of several values with their shapes and random keys."""
         each = zip(values, shapes, [0] * len(values) if keys is None else keys, strict=True)
-        found: list[Value] = read_each(lambda one: self._spec._value(*one), each)
-        return self._spec._column(found)
+        return self._spec._column(read_each(lambda one: self._spec._value(*one), each))
 
     def _shapes(self, columns: Sequence[Column]) -> list[Shape]:
         """The shape of each record's value."""
@@ -466,5 +465,5 @@ def _step_sizes(
         raise want.error(
             "expected one value" if want.num_values == 1 else "expected at least one size, got none"
         )
-    taken = np.concatenate([*found, np.zeros(0, np.int64)])
+    taken = np.concatenate([*found, NO_OFFSETS])
     return Column(taken, NO_OFFSETS if want.num_values == 1 else splits_of(counts), None, b"")

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import Ints, reserve, splits_of
+from torch_tfrecord.batch_memory import NO_INTS, Ints, reserve, splits_of
 from torch_tfrecord.columns.containers import (
     Nested,
     SparseList,
@@ -24,6 +24,7 @@ from torch_tfrecord.columns.containers import (
     split_lists,
 )
 from torch_tfrecord.columns.dtypes import (
+    MAX_INT64,
     DType,
     cast_array,
     check_dimension,
@@ -52,8 +53,6 @@ _LIST_BYTES = 112  # an empty list's: its slot in the outer list, and its row sp
 _MAX_EMPTY_ROWS = MAX_FILL_BYTES // 8
 # More than fits a record, since protobuf limits messages to 2 GiB.
 _MAX_LENGTH = 1 << 33
-_NOTHING = np.zeros(0, np.int64)
-_MAX_INT64 = (1 << 63) - 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -394,7 +393,7 @@ class _RaggedReader:
         validate = self._spec.validate
         # From the inside out: the rows of a partition are the values of the one around it.
         for partition, want in reversed(self._partitions):
-            own = stored.pop() if isinstance(partition, _KeyPartition) else _NOTHING
+            own = stored.pop() if isinstance(partition, _KeyPartition) else NO_INTS
             levels.insert(0, labelled(want, partition.row_splits, own, count, validate))
             count = len(levels[0]) - 1
         if not validate:  # drop trailing rows that belong to no row of the outer dimension
@@ -484,7 +483,7 @@ class _SparseReader:
         spec, ends = self._spec, columns[0].offsets
         shape = (len(ends) - 1, *spec.size)
         # torch counts the elements of a sparse tensor in an int64, too.
-        if math.prod(shape) > _MAX_INT64:
+        if math.prod(shape) > MAX_INT64:
             raise LimitExceededError(
                 f"{self._values.label}: shape {[*shape]} has more elements than an int64 counts"
             )

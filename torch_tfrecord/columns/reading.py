@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import nearest
-from torch_tfrecord.batch_memory import Array, Ints, Keys, as_tensor, reserve
+from torch_tfrecord.batch_memory import NO_INTS, Array, Buffer, Ints, Keys, as_tensor, reserve
 from torch_tfrecord.columns.dtypes import DType, ListKind, cast_array, decode_text, list_kind
 from torch_tfrecord.errors import LimitExceededError, ParseError, TFRecordError, raise_first
 from torch_tfrecord.native import native_module
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_OFFSETS",
+    "Buffer",
     "Column",
     "LackingError",
     "ReadContext",
@@ -50,8 +51,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-Buffer: TypeAlias = bytes | bytearray | memoryview
-NO_OFFSETS = np.zeros(0, np.int64)
+NO_OFFSETS = NO_INTS
 """The offsets of a Column with a known number of values."""
 _AT_ONCE = 500  # For more numbers NumPy lets go of the GIL.
 _PARTS = ("size", "shape", "index")  # what is read for another feature, not for its own sake

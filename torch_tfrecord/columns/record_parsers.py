@@ -368,6 +368,4 @@ def parse_sequence_example(
     parser = _parser(_sequence_parser, specs, max_batch_bytes)
     if isinstance(serialized_list, (bytes, bytearray, memoryview)):
         return parser.scalar(serialized_list)
-    batch: tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]
-    batch = as_plain(parser.batch(serialized_list))
-    return batch
+    return as_plain(parser.batch(serialized_list))

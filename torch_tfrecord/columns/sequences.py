@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import chain, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Keys, splits_of
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Buffer, Keys, splits_of
 from torch_tfrecord.columns.column_plan import (
     ColumnPlan,
     RowPlan,
@@ -41,7 +41,6 @@ __all__ = [
     "SequenceExampleParser",
 ]
 
-_Bytes: TypeAlias = bytes | bytearray | memoryview
 
 _START = np.zeros(1, np.int64)
 
@@ -94,7 +93,7 @@ class SequencePlan(Slots):
             for columns, ends in zip(context, pairwise(borders), strict=True)
         ]
 
-    def read_one(self, record: _Bytes) -> tuple[memoryview, _Columns]:
+    def read_one(self, record: Buffer) -> tuple[memoryview, _Columns]:
         """Read one record with the core: the bytes of its context, an Example, and the rest of what
         `read` returns.
         """
@@ -197,7 +196,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
             name for name, spec in steps.items() if isinstance(spec, FixedLenSequenceFeature)
         ]
 
-    def single(self, serialized: _Bytes, key: int = 0) -> tuple[Values, Values]:
+    def single(self, serialized: Buffer, key: int = 0) -> tuple[Values, Values]:
         """Parse one serialized SequenceExample; see `parse_single_sequence_example`."""
         sample = self._compiled(serialized)
         if sample is not None:
@@ -212,7 +211,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
                 {name: _read_steps(reader, message) for name, reader in self._steps.items()},
             )
 
-    def _compiled(self, serialized: _Bytes) -> tuple[Values, Values] | None:
+    def _compiled(self, serialized: Buffer) -> tuple[Values, Values] | None:
         """Read one sample with the compiled core; None if it cannot, or the record is bad (fall
         back to messages).
         """
@@ -273,7 +272,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
         }
         return context, sequences, lengths
 
-    def scalar(self, serialized: _Bytes) -> tuple[Values, Values, dict[str, torch.Tensor]]:
+    def scalar(self, serialized: Buffer) -> tuple[Values, Values, dict[str, torch.Tensor]]:
         """Parse one record as a batch without the batch dimension, as in TensorFlow."""
         context, sequences = self.single(serialized)
         return (

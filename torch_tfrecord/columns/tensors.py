@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import Array, array_dtype, reserve
-from torch_tfrecord.columns.dtypes import DType, decode_text, from_bytes, nest
+from torch_tfrecord.batch_memory import Array, Buffer, array_dtype, reserve
+from torch_tfrecord.columns.dtypes import MAX_INT64, DType, decode_text, from_bytes, nest
 from torch_tfrecord.errors import LimitExceededError, ParseError
 from torch_tfrecord.protobuf import parse_message
 from torch_tfrecord.samples import Value
@@ -34,7 +34,6 @@ ParsedTensor: TypeAlias = "torch.Tensor | bytes | str | list[Any]"
 _Proto: TypeAlias = Any
 """A TensorProto: the class is made when the program runs, so its fields have no types."""
 _MAX_RANK = 254  # TensorFlow's limit
-_MAX_INT64 = (1 << 63) - 1
 _POINTER_BYTES = 8  # per entry of a Python list
 
 
@@ -100,7 +99,7 @@ def serialize_tensor(tensor: object) -> bytes:
 
 
 def parse_tensor(
-    serialized: bytes | bytearray | memoryview,
+    serialized: Buffer,
     dtype: DType | None = None,
     *,
     max_bytes: int | None = MAX_FILL_BYTES,
@@ -181,7 +180,7 @@ def _numbers(
 ) -> torch.Tensor:
     count = math.prod(shape)
     wanted_bytes = count * dtype.itemsize
-    if wanted_bytes > _MAX_INT64:
+    if wanted_bytes > MAX_INT64:
         raise ParseError(
             f"Cannot parse tensor from proto: shape {list(shape)} has more bytes than an int64 counts"
         )
@@ -299,7 +298,7 @@ def _serialize_numbers(tensor: torch.Tensor) -> bytes:
         # Lazily conjugated or negated views have other bytes than their values.
         flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         proto.tensor_content = flat.view(torch.uint8).numpy().tobytes()
-    return bytes(proto.SerializeToString(deterministic=True))
+    return proto.SerializeToString(deterministic=True)
 
 
 def _serialize_strings(value: object) -> bytes:
@@ -314,11 +313,11 @@ def _serialize_strings(value: object) -> bytes:
                 f"expected a torch tensor, a numpy array, or bytes or str in lists, got {type(leaf).__name__}"
             )
         proto.string_val.append(leaf.encode() if isinstance(leaf, str) else leaf)
-    return bytes(proto.SerializeToString(deterministic=True))
+    return proto.SerializeToString(deterministic=True)
 
 
 def _empty_proto(row: _Type, shape: Sequence[int]) -> _Proto:
-    proto: _Proto = parse_message(b"", "TensorProto")
+    proto = parse_message(b"", "TensorProto")
     proto.dtype = row.enum
     # Set even if it is empty, as TensorFlow writes the shape of a scalar.
     proto.tensor_shape.SetInParent()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAli
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.batch_memory import Ints, scratch_bytes
+from torch_tfrecord.batch_memory import NO_INTS, Ints, scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError, name_path, os_error
 from torch_tfrecord.files.storage import FileSource, ReadTogether, truncated
 from torch_tfrecord.native import native_module
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Descriptor", "LocalFile", "open_path", "read_pieces"]
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
-_NONE: Ints = np.empty(0, np.int64)
 
 _Opened = TypeVar("_Opened")
 _Path = TypeVar("_Path", bound="str | os.PathLike[str]")
@@ -339,8 +338,8 @@ def _job(
     ranges: Ints,
     num_ranges: int,
     buffer: _Bytes,
-    places: Ints = _NONE,
-    lengths: Ints = _NONE,
+    places: Ints = NO_INTS,
+    lengths: Ints = NO_INTS,
     verify_crc: bool = False,
 ) -> Job | None:
     """The job that reads ranges of local files by the compiled core, without the GIL, and checks

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import at_least, one_of
-from torch_tfrecord.batch_memory import splits_of
+from torch_tfrecord.batch_memory import NO_INTS, splits_of
 from torch_tfrecord.columns import Nested, as_plain
 from torch_tfrecord.lengths.buckets import LengthGroups, TooLong, check_too_long, checked_lengths
 from torch_tfrecord.lengths.padded_values import Nest, Wish, pad_rows_of, sizes_of_rows
@@ -135,7 +135,7 @@ class PackedCollate(ColumnCollate):
         # Joined as bytes, which keeps the GIL: NumPy lets go of it for more than 500 numbers.
         count = np.arange(max(lengths)).data
         places = bytearray().join([count[:length] for length in lengths])
-        positions = np.frombuffer(places, np.int64) if places else np.empty(0, np.int64)
+        positions = np.frombuffer(places, np.int64) if places else NO_INTS
         added: Batch = {"position_ids": Nested(positions, torch.int64)}
         if self.layout == "flat":
             added["cu_seqlens"] = torch.from_numpy(splits_of(lengths).astype(np.int32))

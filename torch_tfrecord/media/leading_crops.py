@@ -200,7 +200,7 @@ class LeadingCrop:
         size = torch.empty((0, *sides), device="cpu")  # only its size is used
         params = [step.make_params([size]) for step in self._steps]
         target = tuple(self._steps[-1].size)
-        region: Region = (0, 0, *sides)
+        region = (0, 0, *sides)
         resized, corner = target, (0, 0)
         if type(step) is v2.Resize:
             resized = tuple(step.transform(size, {}).shape[1:])

@@ -80,7 +80,7 @@ class Permutation:
             raise IndexError(f"place {place} is out of range for {self.num_positions} positions")
         if self._table is not None:
             return int(self._table[place])
-        position: int = self._walk(place)
+        position = self._walk(place)
         while position >= self.num_positions:
             position = self._walk(position)
         return position

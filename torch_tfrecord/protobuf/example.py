@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tfrecord.arguments import Encoder, WritableSpec
-from torch_tfrecord.batch_memory import Ints
+from torch_tfrecord.batch_memory import Buffer, Ints
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.native import native_module
 from torch_tfrecord.protobuf.messages import (
@@ -183,7 +183,7 @@ class RowEncoder:
             if type(row) is dict and len(self._layouts) < _MOST_LAYOUTS:
                 items = [(key, key, found[key], -1, ListValues.of) for key in row]
                 self._layouts[tuple(row)] = _layout(*items)
-        return bytes(message.SerializeToString(deterministic=True))
+        return message.SerializeToString(deterministic=True)
 
     def view(self, row: object, *, framed: bool = False) -> memoryview | None:
         """The Example, or the framed record, of a row, valid until the next one; None where
@@ -331,10 +331,10 @@ def encode_sequence_example(
         feature_list = _entry(message.feature_lists.feature_list, key)
         for number, step in enumerate(steps):
             _fill_feature(feature_list.feature.add(), step, f"feature list {key!r}, step {number}")
-    return bytes(message.SerializeToString(deterministic=True))
+    return message.SerializeToString(deterministic=True)
 
 
-def decode_example(serialized: bytes | bytearray | memoryview) -> dict[str, Values]:
+def decode_example(serialized: Buffer) -> dict[str, Values]:
     """Decode a serialized tf.train.Example without a feature spec.
 
     Args:
@@ -360,7 +360,7 @@ def decode_example(serialized: bytes | bytearray | memoryview) -> dict[str, Valu
 
 
 def decode_sequence_example(
-    serialized: bytes | bytearray | memoryview,
+    serialized: Buffer,
 ) -> tuple[dict[str, Values], dict[str, list[Values]]]:
     """Decode a serialized tf.train.SequenceExample without a feature spec.
 
@@ -398,7 +398,7 @@ def join_arrays(messages: Sequence[ListMessage]) -> Ints | _Floats:
 
 def _float_bytes(message: ListMessage) -> bytes:
     # Unlike a Python float, the packed bytes keep signalling NaNs; copying them is also fastest.
-    packed: bytes = message.SerializeToString()
+    packed = message.SerializeToString()
     size = 4 * len(message.value)
     if len(packed) != size + 1 + (size.bit_length() + 6) // 7:  # unknown fields around the values
         message.DiscardUnknownFields()
@@ -573,7 +573,7 @@ def _join(parts: list[ListValues]) -> ListValues:
         raise ValueError(
             "nested lists of different lengths (ragged) do not fit one feature: store the lengths as well"
         )
-    rows: list[Any] = [part.values for part in parts]  # all of one kind
+    rows = [part.values for part in parts]  # all of one kind
     is_bytes = parts[0].kind == "bytes_list"
     values = [*itertools.chain.from_iterable(rows)] if is_bytes else np.concatenate(rows)
     return ListValues(parts[0].kind, values, (len(parts), *parts[0].shape))

@@ -50,7 +50,7 @@ def example_of_json(text: bytes | memoryview) -> bytes:
                 raise ParseError(
                     f"expected values that a list can hold, got others in feature {number}"
                 ) from error
-    return bytes(message.SerializeToString(deterministic=True))
+    return message.SerializeToString(deterministic=True)
 
 
 def _unique(pairs: _Pairs) -> dict[str, object]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from torch_tfrecord.batch_memory import Ints
+from torch_tfrecord.batch_memory import Buffer, Ints
 from torch_tfrecord.errors import CompressionError
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import FileSource
@@ -71,7 +71,7 @@ class Packing(NamedTuple):
 class Packer(Protocol):
     """Compresses a file that is written."""
 
-    def pack(self, parts: Iterable[bytes | bytearray | memoryview], length: int) -> Iterable[bytes]:
+    def pack(self, parts: Iterable[Buffer], length: int) -> Iterable[bytes]:
         """The bytes to write for the parts of a framed record, whose payload has this length."""
 
     def flush(self, *, is_end: bool) -> bytes:

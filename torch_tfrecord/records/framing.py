@@ -112,7 +112,7 @@ def payload_length(header: bytes) -> int:
         raise CorruptRecordError(
             f"corrupted record: expected length checksum {expected:#010x} (of length {length}), got {stored:#010x}"
         )
-    return int(length)
+    return length
 
 
 def checksum_error(crc: int, footer: bytes | memoryview, length: int) -> CorruptRecordError | None:

@@ -384,8 +384,8 @@ class RecordIndex:
                 path=file.path,
             )
         # Starts with an empty one, as nothing cannot be concatenated.
-        offsets: list[Ints] = [np.empty(0, np.int64)]
-        lengths: list[Ints] = [np.empty(0, np.int64)]
+        offsets: list[Ints] = [_NO_RECORDS]
+        lengths: list[Ints] = [_NO_RECORDS]
         may_jump = (
             trusts_members and found == "GZIP" and not is_remote(file.path) and reader is None
         )

@@ -5,12 +5,12 @@ for parsers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tfrecord.batch_memory import Ints
+from torch_tfrecord.batch_memory import Buffer, Ints
 from torch_tfrecord.errors import CorruptRecordError
 from torch_tfrecord.native import native_module
 from torch_tfrecord.records.framing import (
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torch_tfrecord.native.jobs import Job, Started
 
 __all__ = ["PackedRecords", "are_good", "walk"]
-
-_Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 
 class Walk(NamedTuple):
@@ -49,7 +47,7 @@ class Walk(NamedTuple):
     problem: CorruptRecordError | None
 
 
-def walk(buffer: _Bytes, *, verify_crc: bool) -> Walk:
+def walk(buffer: Buffer, *, verify_crc: bool) -> Walk:
     """Walk the records of a bytes-like buffer that starts with a header.
 
     Args:
@@ -147,7 +145,7 @@ class PackedRecords(Sequence[memoryview]):
 
     def __init__(
         self,
-        buffer: _Bytes | npt.NDArray[np.uint8],
+        buffer: Buffer | npt.NDArray[np.uint8],
         starts: Ints,
         lengths: Ints,
         job: Job | None = None,

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from torch_tfrecord.batch_memory import Ints
+from torch_tfrecord.batch_memory import Buffer, Ints
 from torch_tfrecord.errors import name_path
 from torch_tfrecord.extensions import attached
 from torch_tfrecord.files import (
@@ -72,7 +72,7 @@ class RecordFile:
             self.discard()
             raise ValueError(f"write_index needs a regular file, got the device or pipe {path}")
 
-    def write(self, record: bytes | bytearray | memoryview, *, is_framed: bool = False) -> None:
+    def write(self, record: Buffer, *, is_framed: bool = False) -> None:
         """Append one record, a payload or framed."""
         length = len(record) - OVERHEAD_BYTES * is_framed
         # In three parts: joining them would copy each payload.
@@ -219,7 +219,7 @@ class _NewFile(Protocol):
     path: str
     size: int
 
-    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+    def write(self, data: Buffer) -> None: ...
     def flush(self) -> None: ...
     def read(self, num_bytes: int, offset: int) -> bytes: ...
     def discard(self) -> None: ...

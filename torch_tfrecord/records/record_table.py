@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from torch_tfrecord.arguments import Paths
-from torch_tfrecord.batch_memory import Ints
+from torch_tfrecord.batch_memory import NO_INTS, Ints
 from torch_tfrecord.extensions import attached, is_there
 from torch_tfrecord.files import Access, RemoteInfo
 from torch_tfrecord.native import native_module
@@ -51,7 +51,7 @@ class RecordTable:
     def __init__(self, files: Sequence[str], indexes: Iterable[RecordIndex]) -> None:
         self.files, self._facts = [*files], list[RecordIndex]()
         damaged: list[int] = []
-        borders, begin = [np.empty(0, np.int64)], 0
+        borders, begin = [NO_INTS], 0
         for index in indexes:
             borders.append(index._borders())
             self._facts.append(index._without_records())
@@ -162,7 +162,7 @@ class RecordTable:
 
     def block_starts(self, positions: range | Ints, block_bytes: int) -> Ints:
         """Where each block begins in a sequence of positions; see `order.block_starts`."""
-        found = [np.empty(0, np.int64)]
+        found = [NO_INTS]
         for begin in range(0, len(positions), _POSITIONS_AT_ONCE):
             # with the one before, to compare with
             part = positions[max(begin - 1, 0) : begin + _POSITIONS_AT_ONCE]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from torch_tfrecord.batch_memory import Ints, scratch_bytes
+from torch_tfrecord.batch_memory import NO_INTS, Ints, scratch_bytes
 from torch_tfrecord.errors import CorruptRecordError, LimitExceededError, TFRecordError
 from torch_tfrecord.files import FileSource, LocalFile
 from torch_tfrecord.native import native_module
@@ -242,7 +242,7 @@ class RecordScanner:
             source: The stream.
             taken: So many of the records that are wanted come before.
         """
-        native, none = native_module("frames"), np.empty(0, np.int64)
+        native, none = native_module("frames"), NO_INTS
         count, size = self._room(taken) if self._keep else (_QUICK_RECORDS, _QUICK_BYTES)
         size = min(size, source.file_size - self._offset)
         buffer = scratch_bytes(size if self._keep else min(size, self._usual))

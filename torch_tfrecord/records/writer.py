@@ -27,7 +27,7 @@ from torch_tfrecord.arguments import (
     knows_keywords,
     shard_name,
 )
-from torch_tfrecord.batch_memory import Ints
+from torch_tfrecord.batch_memory import Buffer, Ints
 from torch_tfrecord.errors import locate_value
 from torch_tfrecord.files import Access, AtomicFile, is_remote, local_path
 from torch_tfrecord.protobuf import RowEncoder
@@ -75,7 +75,7 @@ class _Writer(ABC):
         # While everything is there still; workers end without dropping their objects.
         util.Finalize(self, _give_up, (weakref.ref(self),), exitpriority=0)
 
-    def write(self, record: bytes | bytearray | memoryview | Mapping[str, Any]) -> None:
+    def write(self, record: Buffer | Mapping[str, Any]) -> None:
         """Append one record.
 
         Args:
@@ -223,7 +223,7 @@ class _Writer(ABC):
                 stacklevel=3,
             )
 
-    def _payload(self, record: object) -> bytes | bytearray | memoryview:
+    def _payload(self, record: object) -> Buffer:
         if isinstance(record, (bytes, bytearray)):
             return record
         if isinstance(record, memoryview):

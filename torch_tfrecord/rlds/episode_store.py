@@ -233,7 +233,7 @@ class EpisodeStore:
         options: dict[str, Any] = {path: None for draw in self._draws for path in draw.options}
         for leaf, make in zip(self._leaves, self._columns, strict=True):
             try:
-                column: object = {} if make is None else make(lists, num_steps, record)
+                column = {} if make is None else make(lists, num_steps, record)
             except TFRecordError as error:
                 # Most errors name their feature themselves.
                 if not str(error.args[0]).startswith("feature "):

@@ -182,7 +182,7 @@ def _is_bare(record: bytes) -> bool:
     # An Example is a SequenceExample without steps: field 1 means the same in both.
     message = parse_message(record, "SequenceExample")
     message.DiscardUnknownFields()
-    return bool(message.ByteSize() == len(record))
+    return message.ByteSize() == len(record)
 
 
 def guess_message(record: bytes) -> str | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torch_tfrecord.arguments import PathLike, Paths, StorageOptions, check_compression_type
+from torch_tfrecord.batch_memory import NO_INTS
 from torch_tfrecord.columns import Nested, VarLenFeature, make_parser
 from torch_tfrecord.errors import ParseError
 from torch_tfrecord.files import Access, local_path, open_file
@@ -99,7 +100,7 @@ class ExampleColumns:
             counts = np.diff(ends)
         else:
             counts = np.array([*map(len, column)], np.int64)
-            values = np.empty(0, np.int64)
+            values = NO_INTS
         if name != key:
             self._parts[name].append(KeptColumn(counts))
             return
@@ -145,7 +146,7 @@ class ExampleColumns:
 
     def columns(self) -> KeptColumns:
         """The columns of all blocks."""
-        none = KeptColumn(np.empty(0, np.int64))
+        none = KeptColumn(NO_INTS)
         return {name: KeptColumn.join(parts or [none]) for name, parts in self._parts.items()}
 
 

@@ -121,7 +121,7 @@ class KeptColumn:
             is_in = (value == value // 1 and int(value) in wanted for value in values.tolist())
             return np.fromiter(is_in, np.bool_, len(values))
         low, high = sorted((wanted[0], wanted[-1]))
-        mask: _Mask = (values >= max(low, _LEAST)) & (values <= min(high, _MOST))
+        mask = (values >= max(low, _LEAST)) & (values <= min(high, _MOST))
         return mask if step == 1 else mask & (values.astype(np.int64) % step == low % step)
 
     def _equal(self, wanted: object, name: str) -> _Mask:

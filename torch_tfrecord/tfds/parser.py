@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 import torch_tfrecord.tfds.features as f
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, check_max_batch_bytes
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Buffer, check_max_batch_bytes
 from torch_tfrecord.columns import (
     Feature,
     FixedLenFeature,
@@ -308,7 +308,7 @@ class TFDSParser:
         """Pickle the arguments; unpickling builds the readers again."""
         return partial(TFDSParser, **self._arguments), ()
 
-    def single(self, serialized: bytes | bytearray | memoryview, key: int = 0) -> object:
+    def single(self, serialized: Buffer, key: int = 0) -> object:
         """Parse one record into a sample.
 
         Raises:
