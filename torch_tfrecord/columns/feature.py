@@ -31,7 +31,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -74,10 +74,10 @@ class ValueEncoder:
         self,
         reader: Reader,
         stored: Callable[[object], object],
-        shape: tuple[int, ...] = (),
+        shape: tuple[int, ...],
         *,
-        reads_back: bool = True,
-        is_plain: bool = False,
+        reads_back: bool,
+        is_plain: bool,
     ) -> None:
         self._reader, self._stored, self._reads_back = reader, stored, reads_back
         self._want = reader.wants[0]
@@ -182,7 +182,7 @@ class Feature:
 
     _: KW_ONLY
     key: str | None = None
-    _decodes: ClassVar[bool] = False
+    _decodes = False
     """Whether reading decodes a picture or a sound, so that a written value is not read back to check it."""
 
     def __post_init__(self) -> None:
@@ -227,7 +227,7 @@ class Feature:
 
     # Questions that tables ask of it.
 
-    _may_lack: ClassVar[bool] = False
+    _may_lack = False
     """Whether a sample does not tell that its record lacks the feature."""
 
     def _missing(self, name: str) -> Feature | None:

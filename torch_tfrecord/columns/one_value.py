@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache, reduce
 from itertools import pairwise
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ class OneValueSpec:
     default_value: bytes | str | None = None
     _default_type: type[bytes] | type[str] = bytes
     """How the value can be read without decoding."""
-    _takes_several: ClassVar[bool] = False
+    _takes_several = False
     """Whether a value is made of a list with any number of byte strings."""
 
     def _checked_shape(self, allowed: str, *, unknown: int | None) -> tuple[int | str | None, ...]:

@@ -69,7 +69,7 @@ _TYPES = (
     _Type(28, "float8_e5m2fnuz", torch.float8_e5m2fnuz, "float8_val"),
 )
 _BY_ENUM = {row.enum: row for row in _TYPES}
-_BY_DTYPE: dict[object, _Type] = {row.dtype: row for row in _TYPES}
+_BY_DTYPE = {row.dtype: row for row in _TYPES}
 # The dtype of the repeated field, if it differs from the element: the low bits count, so values
 # wrap.
 _FIELD_ELEMENT = {"int_val": "i4", "half_val": "i4", "scomplex_val": "f4", "dcomplex_val": "f8"}

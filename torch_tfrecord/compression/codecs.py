@@ -95,7 +95,7 @@ class InflatedFile(FileSource):
         size: int,
         points: SeekPoints | None,
         stretches: InflatedFiles,
-        number: int = 0,
+        number: int,
     ) -> None:
         # Before memory is taken for what it says.
         most = MOST_EXPANSION * file.file_size

@@ -115,7 +115,7 @@ _HEADER_BYTES = 11
 
 
 def find_start(
-    source: FileSource, begin: int, compression_type: str, member: int | None = None
+    source: FileSource, begin: int, compression_type: str, member: int | None
 ) -> tuple[int, bool]:
     """The next header of a member, or block with codes of its own, from which data decompress.
 

@@ -467,7 +467,7 @@ def _stack(values: Values, name: str) -> torch.Tensor:
     return torch.stack(plain, out=empty_tensor((len(plain), *shapes[0]), plain[0].dtype))
 
 
-_KINDS: tuple[tuple[type | tuple[type, ...], Callable[[Values, str], Batch]], ...] = (
+_KINDS = (
     ((RaggedTensor, SparseList), _stack_structures),
     (torch.Tensor, _tensors),
     (Mapping, _mapping),

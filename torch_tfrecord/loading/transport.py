@@ -94,7 +94,7 @@ class _SentList(_Sent, list[Any]):
     kind = list
 
 
-_FORMS: dict[type, type[_Sent]] = {form.kind: form for form in (_SentDict, _SentTuple, _SentList)}
+_FORMS = {form.kind: form for form in (_SentDict, _SentTuple, _SentList)}
 
 
 # A part of a batch as it is sent; plain tuples, since those pickle fastest: (None, the number of a

@@ -117,7 +117,7 @@ def batch_tensor(out: Rows) -> torch.Tensor:
 def place_pixels(
     pixels: Pixels,
     row: Rows,
-    table: Table | None = None,
+    table: Table | None,
     *,
     across: bool = False,
     down: bool = False,

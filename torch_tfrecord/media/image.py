@@ -344,10 +344,10 @@ class _Crops:
         crop: Crop,
         images: Any,
         keys: Keys,
-        buffer: Any = None,
-        decode_on: str = "cpu",
-        rows: Ints | None = None,
-        num_rows: int | None = None,
+        buffer: Any,
+        decode_on: str,
+        rows: Ints | None,
+        num_rows: int | None,
     ) -> None:
         table, self._resizes = spec._table, resizes_in_core(crop.interpolation) and crop.antialias
         self._spec, self._crop, self._keys, self._table, self._rows = spec, crop, keys, table, rows

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -150,7 +149,7 @@ def _kind(value: object) -> str:
     return names[type(value)]
 
 
-_LISTS: dict[str, tuple[str, Callable[[object], object]]] = {
+_LISTS = {
     "bytesList": ("bytes_list", _bytes),
     "bytes_list": ("bytes_list", _bytes),
     "floatList": ("float_list", _float),

@@ -156,7 +156,7 @@ ARRAY_RECORD_MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 
 # First bytes of files that are often mistaken for TFRecord files. `compression` detects compressed
 # streams.
-_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+_SIGNATURES = (
     (b"version https://git-lfs", "a git-LFS pointer; fetch the file itself with `git lfs pull`"),
     (b"\x89PNG\r\n\x1a\n", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),

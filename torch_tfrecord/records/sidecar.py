@@ -366,7 +366,7 @@ def visible_sidecar_path(data_path: str) -> str:
     return data_path + _SIDECAR_SUFFIX
 
 
-def new_index_paths(data_path: str, index_dir: str | None = None) -> Iterator[str]:
+def new_index_paths(data_path: str, index_dir: str | None) -> Iterator[str]:
     """Where a new index of a data file goes: to the first of these that can be written."""
     if index_dir is not None or not is_remote(data_path):
         yield sidecar_path(data_path, index_dir)
@@ -374,7 +374,7 @@ def new_index_paths(data_path: str, index_dir: str | None = None) -> Iterator[st
     yield sidecar_path(data_path, Access.user_cache())
 
 
-def index_paths(data_path: str, index_dir: str | None = None) -> Iterator[str]:
+def index_paths(data_path: str, index_dir: str | None) -> Iterator[str]:
     """Where an index of a data file may be, in the order of looking: first where new ones go."""
     yield from new_index_paths(data_path, index_dir)
     if index_dir is not None or is_remote(data_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -61,22 +61,22 @@ _MOST_SHOWN = 8
 
 # The name of a message, how its fields are stored, and those that it always has: from TensorFlow's
 # event.proto, and scenario.proto and dataset.proto of the Waymo Open Dataset.
-_KNOWN: tuple[tuple[str, Mapping[int, tuple[int, ...]], frozenset[int]], ...] = (
+_KNOWN = (
     (
         "a TensorFlow event, as in tfevents files",
         {1: (_FIXED64,), 2: (_INTEGER,), **dict.fromkeys(range(3, 11), (_BYTES,))},
-        frozenset({1}),
+        {1},
     ),
     (
         "a Waymo Scenario",
         {1: (_FIXED64, _BYTES), **dict.fromkeys((2, 5, 7, 8, 11, 12, 13), (_BYTES,))}
         | {4: (_INTEGER, _BYTES), 6: (_INTEGER,), 10: (_INTEGER,)},
-        frozenset({2, 5}),
+        {2, 5},
     ),
     (
         "a Waymo Frame",
         {2: (_INTEGER,), **dict.fromkeys((1, *range(3, 12)), (_BYTES,))},
-        frozenset({1, 2}),
+        {1, 2},
     ),
 )
 # A protobuf message may look like these, too.

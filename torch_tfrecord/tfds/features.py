@@ -17,9 +17,9 @@ can also pass a torch or NumPy dtype, `bytes` or `str`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ def _check_encoding(encoding: object) -> str:
     return name
 
 
-_CHECKS: dict[str, Callable[[Any], object]] = {
+_CHECKS = {
     "shape": _check_shape,
     "dtype": _check_dtype,
     "encoding": _check_encoding,
@@ -284,7 +284,7 @@ class _Pixels(FeatureConnector):
     encoding_format: str | None = None
     use_colormap: bool = False
 
-    _num_dimensions: ClassVar[int] = 3
+    _num_dimensions = 3
 
     def __post_init__(self) -> None:
         """Check and normalise."""
@@ -335,7 +335,7 @@ class Video(_Pixels):
 
     shape: Shape = (None, None, None, 3)
 
-    _num_dimensions: ClassVar[int] = 4
+    _num_dimensions = 4
 
     @property
     def frame(self) -> Image:

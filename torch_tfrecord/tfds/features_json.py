@@ -235,7 +235,7 @@ def read_text(path: str, access: Access = Access.DEFAULT) -> str:
         ) from None
 
 
-def read_json(path: str, access: Access = Access.DEFAULT) -> object:
+def read_json(path: str, access: Access) -> object:
     """Read a JSON file.
 
     Raises:

@@ -167,7 +167,7 @@ class EncodedElement(Element):
     def __init__(
         self,
         what: str,
-        decode: Callable[..., Any] = bytes,
+        decode: Callable[..., Any],
         dtype: torch.dtype | None = None,
         shape: Shape = (),
         *,
