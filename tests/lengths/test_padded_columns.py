@@ -1,6 +1,6 @@
 """PaddedCollate of a batch that is columns: the same batches and the same errors as of its samples.
 
-Covers lengths/padded_values.
+Covers lengths/padding.
 """
 
 import copy

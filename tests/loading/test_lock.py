@@ -1,7 +1,7 @@
 """What a loader's thread asks of torch: each of torch's own methods lets go of Python's lock, and beside
 a thread that computes in Python the loader may wait 5 ms for it.
 
-Covers loading/collating, lengths/padded_values, lengths/packing.
+Covers loading/collating, lengths/padding, lengths/packing.
 """
 
 import sys

@@ -19,8 +19,13 @@ from torch_tfrecord.arguments import at_least, one_of
 from torch_tfrecord.batch_memory import NO_INTS, splits_of
 from torch_tfrecord.columns import Nested, as_plain
 from torch_tfrecord.lengths.buckets import LengthGroups, TooLong, check_too_long, checked_lengths
-from torch_tfrecord.lengths.padded_values import Nest, Wish, pad_rows_of, sizes_of_rows
-from torch_tfrecord.lengths.padding import split_argument
+from torch_tfrecord.lengths.padding import (
+    Nest,
+    Wish,
+    pad_rows_of,
+    sizes_of_rows,
+    split_argument,
+)
 from torch_tfrecord.loading import ColumnCollate
 from torch_tfrecord.order import RecordOrder, digest
 from torch_tfrecord.samples import Batch, Columns, Samples, place_of
