@@ -208,7 +208,7 @@ class ProcessCache(Generic[_Value]):
     def __init__(self, max_size: int, size_of: Callable[[_Value], int] | None = None) -> None:
         self._max_size = max_size
         self._size_of = size_of
-        self._kept: PerProcess[_Kept[_Value]] = PerProcess(_Kept)
+        self._kept = PerProcess(_Kept)
 
     def find(self, number: _Number, load: Callable[[_Number], _Value]) -> _Value:
         """The value of a number; `load` is called if it is not in the cache."""
@@ -237,12 +237,12 @@ class ProcessCache(Generic[_Value]):
         return number in self._kept.get().values
 
 
-class _Kept(Generic[_Value]):
+class _Kept:
     """The values of one process, each with its size."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.values: OrderedDict[Hashable, tuple[_Value, int]] = OrderedDict()
+        self.values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.size = 0
 
 

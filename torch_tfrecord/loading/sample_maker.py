@@ -478,7 +478,7 @@ def transform_samples(
 ) -> Samples:
     """Apply the transform to each of a batch's samples, or to their columns."""
     if transform is None:
-        return cast("Samples", samples)
+        return samples
     with Phase("transform"):
         if not is_users(transform) and isinstance(samples, ColumnBatch) and samples.is_columns:
             return samples.map(transform)

@@ -254,7 +254,7 @@ class Packer:
         if self._memory is None or piece is None:
             shared = torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
             self._memories.append(shared)
-            return cast("memoryview", shared.numpy().data)
+            return shared.numpy().data
         memory = memoryview(piece)
         address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
         start, _ = self._memory.send(address, num_bytes)  # type: ignore[misc]
