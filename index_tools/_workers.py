@@ -95,8 +95,9 @@ def work(
                 future.result()
                 bar.update(futures[future])
         except BrokenProcessPool as error:
-            text = f"a worker process died, perhaps because memory ran out; {advice}"
-            raise ChildProcessError(text) from error
+            raise ChildProcessError(
+                f"a worker process died, perhaps because memory ran out; {advice}"
+            ) from error
         except Exception as error:
             if executor is None:
                 raise

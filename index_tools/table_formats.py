@@ -203,8 +203,9 @@ def _json_rows(path: str) -> _Rows:
             try:
                 yield {**parse_json(line)}
             except (ParseError, TypeError) as error:
-                text = f"expected a JSON object on each line: {error}"
-                raise ParseError(text, position=number) from error
+                raise ParseError(
+                    f"expected a JSON object on each line: {error}", position=number
+                ) from error
 
 
 def _tar_rows(path: str) -> _Rows:
@@ -342,8 +343,9 @@ def _json(name: str, value: object) -> str:
     try:
         return _AS_JSON(value)
     except ValueError as error:
-        text = f"feature {name!r}: text holds finite numbers and UTF-8: {_WAY_OUT}"
-        raise ValueError(text) from error
+        raise ValueError(
+            f"feature {name!r}: text holds finite numbers and UTF-8: {_WAY_OUT}"
+        ) from error
 
 
 def _write_tar(file: AtomicFile, rows: _Rows) -> None:

@@ -100,8 +100,10 @@ class InflatedFile(FileSource):
         # Before memory is taken for what it says.
         most = MOST_EXPANSION * file.file_size
         if compression_type in WINDOW_BITS and size > most:
-            text = f"expected at most {most} decompressed bytes in a file of {file.file_size}, got {size} in the index"
-            raise IndexMismatchError(text, path=file.path)
+            raise IndexMismatchError(
+                f"expected at most {most} decompressed bytes in a file of {file.file_size}, got {size} in the index",
+                path=file.path,
+            )
         self.path, self.size, self.file_size = file.path, size, size
         self.mtime_ns, self.etag = file.mtime_ns, file.etag
         self.file, self._type, self._points = file, compression_type, points or BEGINNING

@@ -103,8 +103,9 @@ class SeekPoints:
         try:
             window = zlib.decompressobj(-15).decompress(packed, WINDOW_BYTES)
         except zlib.error as error:
-            text = f"expected the window of seek point {number}, got damaged bytes"
-            raise IndexMismatchError(text) from error
+            raise IndexMismatchError(
+                f"expected the window of seek point {number}, got damaged bytes"
+            ) from error
         return SeekPoint(bit, offset, bool(is_block), window)
 
     def to_bytes(self) -> bytes:

@@ -140,8 +140,7 @@ class ManifestTable(RecordTable):
             rows = _rows(manifest, files)
             return None if rows is None else cls(manifest, rows, files, infos, compression_type)
         except IndexMismatchError as error:
-            text = f"{error}: it is not used; build it again with `tfrecord index --manifest`"
-            warn(text)
+            warn(f"{error}: it is not used; build it again with `tfrecord index --manifest`")
         # Most folders have no manifest, which is no reason to say anything.
         except OSError:
             pass
@@ -219,8 +218,11 @@ class ManifestTable(RecordTable):
         sizes, mtimes = np.array(list(map(_state, self.files)), np.int64).reshape(-1, 2).T
         missing = np.flatnonzero(sizes < 0)
         if len(missing):
-            text = f"{len(missing)} of {len(self.files)} shards of the manifest are missing"
-            raise FileNotFoundError(errno.ENOENT, text, self.files[missing[0]])
+            raise FileNotFoundError(
+                errno.ENOENT,
+                f"{len(missing)} of {len(self.files)} shards of the manifest are missing",
+                self.files[missing[0]],
+            )
         self._check(self._manifest.file_sizes[self._rows], sizes, "{} bytes")
         # Copying a folder changes the times: then the bytes at both ends decide.
         changed = np.flatnonzero(mtimes != self._manifest.mtimes_ns[self._rows])

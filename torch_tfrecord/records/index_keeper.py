@@ -330,8 +330,10 @@ class IndexKeeper(SidecarKeeper[FileSource, RecordIndex]):
     def _loaded(self, data: FileSource, place: str) -> RecordIndex:
         index = RecordIndex._load_fresh(place, data, self.access)
         if self.compression_type not in ("auto", index.compression_type):
-            text = f"expected compression {self.compression_type!r}, got {index.compression_type!r} in the index"
-            raise IndexMismatchError(text, path=data.path)
+            raise IndexMismatchError(
+                f"expected compression {self.compression_type!r}, got {index.compression_type!r} in the index",
+                path=data.path,
+            )
         return index
 
     def _build(self, data: FileSource) -> RecordIndex:

@@ -316,8 +316,11 @@ def _directory_content(files: _Names, path: str) -> list[str]:
     flags = each_at_once(look, names_of_data) if is_remote(path) else map(look, names_of_data)
     found = [name for name, flag in zip(names_of_data, flags, strict=True) if flag]
     if not found:
-        text = f"no TFRecord file among the {len(names)} files of the directory"
-        raise FileNotFoundError(errno.ENOENT, text, without_secrets(path))
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"no TFRecord file among the {len(names)} files of the directory",
+            without_secrets(path),
+        )
     return found
 
 
@@ -455,8 +458,11 @@ def _raise_missing(
             if present
             else "there is none"
         )
-        text = f"{count} of {total} shards missing: {_some([missing[0], *map(_short, missing[1:])])}; {there}"
-        raise FileNotFoundError(errno.ENOENT, text, without_secrets(missing[0]))
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"{count} of {total} shards missing: {_some([missing[0], *map(_short, missing[1:])])}; {there}",
+            without_secrets(missing[0]),
+        )
 
 
 def _short(path: str) -> str:

@@ -455,8 +455,9 @@ class _RecordSearch:
         crc = self._crc(place + HEADER_BYTES, length)
         footer = self._read(FOOTER_BYTES, place + HEADER_BYTES + length)
         if crc is None or len(footer) < FOOTER_BYTES:
-            text = f"truncated record: expected {length + OVERHEAD_BYTES} bytes, got the end"
-            return CorruptRecordError(text)
+            return CorruptRecordError(
+                f"truncated record: expected {length + OVERHEAD_BYTES} bytes, got the end"
+            )
         return checksum_error(crc, footer, length)
 
     def _is_possible(self, begin: int, end: int) -> bool:

@@ -174,8 +174,9 @@ class SidecarFormat(NamedTuple):
         try:
             return self._read(source, most_bytes, owner)
         except (ValueError, RecursionError, MemoryError) as error:
-            text = f"expected {self.what} written by torch_tfrecord, got {error}"
-            raise IndexMismatchError(text, path=path) from error
+            raise IndexMismatchError(
+                f"expected {self.what} written by torch_tfrecord, got {error}", path=path
+            ) from error
         except IndexMismatchError as error:
             error.locate(path=path)
             raise

@@ -296,8 +296,11 @@ def _tree(
         # Only where there is no file: what TFDS wrote counts more than what a user remembers.
         return as_root(given)
     except TypeError:  # None, or names
-        text = f"no {FEATURES_FILE} (TFDS up to 3.2.1 wrote none): give tfds.load features=, specs or a FeaturesDict"
-        raise FileNotFoundError(errno.ENOENT, text, without_secrets(path)) from None
+        raise FileNotFoundError(
+            errno.ENOENT,
+            f"no {FEATURES_FILE} (TFDS up to 3.2.1 wrote none): give tfds.load features=, specs or a FeaturesDict",
+            without_secrets(path),
+        ) from None
 
 
 def _split(fields: JsonFields) -> SplitInfo:
@@ -383,11 +386,12 @@ def _version_folder(folder: str, access: Access) -> str:
     try:
         entries = _list_folder(folder, access)
     except FileNotFoundError:
-        text = (
+        raise FileNotFoundError(
+            errno.ENOENT,
             "no such directory; expected one that TFDS prepared, such as ~/tensorflow_datasets/mnist; load takes its "
-            "name with data_dir="
-        )
-        raise FileNotFoundError(errno.ENOENT, text, without_secrets(folder)) from None
+            "name with data_dir=",
+            without_secrets(folder),
+        ) from None
     if INFO_FILE in entries:
         return folder
     versions = [name for name in entries if VERSION.fullmatch(name)]
