@@ -132,10 +132,10 @@ class EpisodeFile(NamedTuple):
 
 
 # Thousands of shards have the same.
-_listed = functools.lru_cache(lambda items: json.dumps(dict(sorted(items))))
+_listed = lru_cache(lambda items: json.dumps(dict(sorted(items))))
 
 
-@functools.lru_cache
+@lru_cache
 def _keys_of(text: str) -> tuple[str, ...]:
     keys = tuple(json.loads(text))
     "".join(keys).encode()  # raises an error unless all are text
