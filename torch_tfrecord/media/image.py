@@ -346,8 +346,8 @@ class _Crops:
         keys: Keys,
         buffer: Any,
         decode_on: str,
-        rows: Ints | None,
-        num_rows: int | None,
+        rows: Ints | None = None,
+        num_rows: int | None = None,
     ) -> None:
         table, self._resizes = spec._table, resizes_in_core(crop.interpolation) and crop.antialias
         self._spec, self._crop, self._keys, self._table, self._rows = spec, crop, keys, table, rows
