@@ -95,8 +95,10 @@ class Output:
         shards is asked for; else shards.
 
         Raises:
-            ValueError: The name says another compression than the options.
+            ValueError: The name says another compression than the options, or is that of a storage.
         """
+        if is_remote(name):
+            raise ValueError(f"{name}: expected a path of this machine: copy what is written there")
         kind = next((kind for kind, end in _SUFFIXES.items() if name.endswith(end)), "NONE")
         suffix = _SUFFIXES.get(kind, ".tfrecord")
         if not name.endswith(suffix):
@@ -193,18 +195,20 @@ def check_outputs(paths: Iterable[str], force: bool, inputs: Iterable[str] = ())
 
 
 @contextlib.contextmanager
-def create_folders(folder: str) -> Iterator[None]:
-    """Create a folder and its parents; after a failure remove those that were created."""
-    target = Path(folder)
-    missing = [path for path in (target, *target.parents) if not path.exists()]
+def create_folders(path: str) -> Iterator[None]:
+    """Create the folders of a file; after a failure remove those that were created. A storage has
+    none.
+    """
+    target = Path("" if is_remote(path) else os.path.dirname(path))
+    missing = [one for one in (target, *target.parents) if not one.exists()]
     target.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except BaseException:
         # innermost first
-        for path in missing:
+        for one in missing:
             with contextlib.suppress(OSError):  # not empty: something else was put there
-                path.rmdir()
+                one.rmdir()
         raise
 
 

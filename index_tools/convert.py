@@ -66,6 +66,8 @@ def _run(source: str, out: str, columns: str | None, features: str | None, **opt
     split = options.pop("split")
     kind, files = ("images", []) if options["labels_csv"] else _find_input(source)
     goal = _kind(out)
+    if kind != "images":
+        _output_paths(out, 1, False)
     if (kind == _TFRECORD) == (goal == _TFRECORD):
         raise ValueError(
             f"expected TFRecord on one side, got {kind} to {goal} (TFRecord to TFRecord: tfrecord reshard)"
@@ -195,7 +197,7 @@ def _convert(
         write = partial(_write_records, specs)
     check_outputs(paths, force)
     with (
-        create_folders(folder),
+        create_folders(out),
         _staging(staged, paths, kept),
         ProgressBar(desc="converting", unit="row") as bar,
     ):
@@ -247,10 +249,10 @@ def _staging(staged: list[str], paths: list[str], kept: str) -> Iterator[None]:
 
 def _output_paths(out: str, count: int, are_shards: bool) -> list[str]:
     match = _NAME.fullmatch(out)
-    if not match:
+    if not match or is_remote(out):
         raise ValueError(
             f"{out}: expected a name that ends in .tfrecord (.gz, .zlib), .parquet, .csv, .jsonl or .tar, or a prefix "
-            "without a dot"
+            "without a dot, on this machine"
         )
     stem, ending = match.groups()
     if ending and not are_shards:

@@ -206,9 +206,7 @@ def _tried(trial: Callable[[], str]) -> str:
 
 
 def _region() -> str:
-    picture = (
-        torch.arange(64 * 64 * 3, dtype=torch.int64).reshape(3, 64, 64).div(48).to(torch.uint8)
-    )
+    picture = torch.arange(64 * 64 * 3).reshape(3, 64, 64).div(48).to(torch.uint8)
     data, out = encode_image(picture, "jpeg"), np.empty((1, 16, 24, 3), np.uint8)
     whole = decode_image(data)[:, 8:24, 16:40].permute(1, 2, 0).numpy()
     native = optional_module("jpeg")
@@ -270,7 +268,7 @@ def _forked_worker() -> str:
 def _device() -> str:
     if not torch.cuda.is_available():
         return "not tried: torch finds no GPU of NVIDIA's"
-    rows = torch.arange(375, dtype=torch.int64)[:, None] * torch.arange(500) // 777
+    rows = torch.arange(375)[:, None] * torch.arange(500) // 777
     picture = encode_image(rows.to(torch.uint8).expand(3, -1, -1), "jpeg")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "doctor.tfrecord")

@@ -328,7 +328,7 @@ def _write_shards(
     if not first:
         return
     folder, name = os.path.split(output.prefix)
-    with create_folders(folder):
+    with create_folders(output.prefix):
         labels = AtomicFile(os.path.join(folder, f"labels-{name}.txt"))
         try:
             labels.write(b"".join(os.fsencode(name) + b"\n" for name in classes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import MutableSequence, Sequence
 from functools import partial
@@ -89,7 +88,7 @@ def reencode(
     records = chain.from_iterable(map(FoundRecord.all_of, files))
     work = partial(_reencode_record, feature, encoding)
     done = map_in_threads(work, records, num_threads)
-    with create_folders(os.path.dirname(prefix)), output.writer() as writer:
+    with create_folders(prefix), output.writer() as writer:
         for payload, found in ProgressBar(done, desc="encoding", unit="record"):
             writer.write(payload)
             counts.update(found)

@@ -199,7 +199,7 @@ def _fill(
     check_outputs(outputs, force, inputs)
     first = next(iter(outputs))
     with (
-        create_folders("" if is_remote(first) else os.path.dirname(first)),
+        create_folders(first),
         ProgressBar(records, "writing", sum(outputs.values()), unit="record") as bar,
         FileWriter(first, len(outputs)) as writer,
     ):
@@ -297,9 +297,9 @@ def _run_copy(
     order = _shuffle(positions, seed) if shuffle or fraction is not None else positions
     if fraction is not None:
         count = num_records or round(fraction * len(order))
-        if not 0 < count <= len(order):
+        if (num_records and fraction) or not 0 < count <= len(order):
             raise ValueError(
-                f"expected -n or --fraction for 1 to {len(order)} records, got {count}"
+                f"expected either -n or --fraction, for 1 to {len(order)} records, got {count}"
             )
         order = np.sort(order[:count])
     return _write(files, {out: order}, **options)

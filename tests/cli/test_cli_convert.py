@@ -560,6 +560,8 @@ def test_nothing_is_written_over(capsys):
         (["missing.csv", "a.tfrecord"], "missing.csv: No such file or directory"),
         (["a.csv", "a.parquet"], "expected TFRecord on one side, got csv to parquet"),
         (["a.csv", "a.png"], "a.png: expected a name that ends in .tfrecord"),
+        (["t.tfrecord", "a.xlsx"], "a.xlsx: expected a name that ends in .tfrecord"),
+        (["t.tfrecord", "memory://b/a.csv"], "memory://b/a.csv: expected a name that ends in"),
         (["a.csv", "out", "--image-format", "png"], "--image-format is not for csv to TFRecord"),
         (["mixed", "out"], "mixed: expected files of one kind, got csv and json"),
         (
@@ -571,6 +573,7 @@ def test_nothing_is_written_over(capsys):
 )
 def test_wrong_use(arguments, message, capsys, folder):
     Path("a.csv").write_text("x\n1\n")
+    write("t.tfrecord", ROWS)
     Path("empty.csv").write_text("x\n")
     Path("mixed").mkdir()
     for name in ("a.csv", "b.jsonl"):
@@ -680,6 +683,9 @@ def test_photos_to_a_name_of_another_compression(capsys):
     Path("photos/a/1.jpg").write_bytes(JPEG)
     assert error(capsys, "photos", "out.tfrecord", "--compression", "GZIP") == (
         "out.tfrecord: the name says NONE, got --compression GZIP"
+    )
+    assert error(capsys, "photos", "memory://b/out") == (
+        "memory://b/out: expected a path of this machine: copy what is written there"
     )
 
 

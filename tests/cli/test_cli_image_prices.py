@@ -5,6 +5,7 @@ Covers index_tools/pictures, index_tools/reencode.
 
 import io
 import json
+import os
 import sys
 
 import numpy as np
@@ -313,6 +314,11 @@ class TestReencode:
         changed = {"image/encoded": jpegs[1], "image/format": "jpeg"}
         assert new[2] == encode_example(self.ROWS[2] | changed)
         assert len(TFRecordDataset("out/t-*.tfrecord", index="require")) == 4
+
+    def test_a_storage_has_no_folders(self, path):
+        reencode(path, "memory://reencoded/t", Encoding("jpeg", 80), num_shards=1)
+        assert len(TFRecordDataset("memory://reencoded/t-*", index="memory")) == 4
+        assert not os.path.exists("memory:")
 
     def test_steps_of_a_sequence_example(self):
         frames = [saved(drawing(seed)) for seed in range(3)]

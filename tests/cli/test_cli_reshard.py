@@ -413,6 +413,10 @@ WRONG = {
     ),
     "too many": (["sample", "table-*", "a.tfrecord", "-n", "301"], "for 1 to 300 records, got 301"),
     "none": (["sample", "table-*", "a.tfrecord"], "for 1 to 300 records, got 0"),
+    "two numbers": (
+        ["sample", "table-*", "a.tfrecord", "-n", "3", "--fraction", "0.5"],
+        "expected either -n or --fraction, for 1 to 300 records, got 3",
+    ),
     "no folder": (["reshard", THOUSAND, "there.tfrecord/a"], "there.tfrecord"),
 }
 
