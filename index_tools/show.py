@@ -405,9 +405,9 @@ def _read_state(path: str) -> Mapping[str, Any]:
         file.seek(0)
         try:
             found = json.load(file) if head == b"{" else torch.load(file, weights_only=True)
-        except Exception as error:  # whatever pickle raises
+        except Exception as error:  # whatever pickle raises; torch advises to trust the file
             raise ValueError(
-                f"{path}: expected a state, got {type(error).__name__}: {error}"
+                f"{path}: expected a state, got {type(error).__name__}: json.dump or torch.save writes a state_dict()"
             ) from None
     if not isinstance(found, Mapping) or not isinstance(found.get("run"), Mapping):
         raise ValueError(

@@ -95,7 +95,8 @@ def test_the_table_has_the_values_of_the_formulas(folder, capsys):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["encoding"] for row in rows] == NAMES
     assert not (folder / "out").exists()
-    assert list(folder.iterdir()) == [folder / "in"]
+    # matplotlib, which torchmetrics imports where it is there, may have made its cache
+    assert {*folder.iterdir()} - {folder / ".cache"} == {folder / "in"}
     total = sum(map(len, files))
     assert rows[0] == {
         "encoding": "as they are",

@@ -154,7 +154,10 @@ def test_what_is_no_state(sets, tmp_path, capsys):
         ),
         ("{}", "expected the state_dict() of a loader that make_dataloader made, got {}"),
         ("{", "expected a state, got JSONDecodeError"),
-        ("\x80\x04nonsense", "expected a state, got"),
+        (
+            "\x80\x04nonsense",
+            "expected a state, got UnpicklingError: json.dump or torch.save writes a state_dict()\n",
+        ),
         (
             json.dumps(make_dataloader(sets, 2).state_dict()),
             "step 999 is out of range: epoch 0 has 90 steps",
