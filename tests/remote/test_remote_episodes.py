@@ -92,6 +92,21 @@ def test_tables_come_once_and_those_of_a_batch_at_once(bucket, server):
         assert url.stats()["most_at_once"] >= len(LENGTHS)
 
 
+def test_masked_pictures_are_not_asked_for(bucket, server):
+    masks = {"image": tfds.Mask(0.5), "wrist_image": tfds.Mask(0.4)}
+    chosen = {"steps": {"observation": {"state": True, **masks}, "action": True}}
+    near, far = RLDSDataset(bucket / VERSION, features=chosen), opened(server, features=chosen)
+    for dataset in (near, far):
+        dataset.set_epoch(3)
+    read(far)  # the short columns
+    sent(server)
+    batch = read(far)
+    there = batch["observation"]["pad_mask_dict"]
+    assert sent(server)[0] == sum(int(each.sum()) for each in there.values())
+    assert all(0 < int(each.sum()) < len(BATCH) for each in there.values())
+    assert_same(batch["observation"], read(near)["observation"])
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.daily)])
 def test_workers(bucket, server, method):
     near, far = RLDSDataset(bucket / VERSION, action_horizon=4), opened(server)

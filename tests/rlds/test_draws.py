@@ -1,13 +1,16 @@
 """Declared draws: one of several features, and features that some samples lack."""
 
 import pickle
+import shutil
 from collections import Counter
 
 import pytest
 import torch
+from batches import assert_same
 from rlds_episodes import LENGTHS, action, pixels, state
 
 from torch_tfrecord import (
+    Image,
     Mixture,
     RandomResizedCrop,
     collate,
@@ -15,6 +18,7 @@ from torch_tfrecord import (
     make_dataloader,
     tfds,
 )
+from torch_tfrecord.rlds import step_samples
 from torch_tfrecord.tfds import Mask, OneOf, RLDSDataset, RLDSEpisodes, UniformGoals
 from torch_tfrecord.tfds import features as f
 
@@ -163,6 +167,54 @@ def test_only_the_drawn_frames_are_read(two_cameras, monkeypatch):
     ds.set_epoch(0)
     cameras = [camera for camera, _ in seen(collate(ds.__getitems__(range(30)))).values()]
     assert sorted(name.rpartition("/")[2] for name in read) == sorted(cameras)
+
+
+@pytest.mark.parametrize("kind", ["whole", "cropped", "of unknown size"])
+@pytest.mark.parametrize("options", [{}, {"window_size": 3, "goals": UniformGoals(2)}])
+def test_masked_pictures_are_neither_read_nor_decoded(
+    two_cameras, tmp_path, monkeypatch, kind, options
+):
+    crop = RandomResizedCrop(6) if kind == "cropped" else True
+    if kind == "of unknown size":
+        two_cameras = shutil.copytree(two_cameras, tmp_path / "1.0.0")
+        tree = two_cameras / "features.json"
+        text = tree.read_text()
+        assert text.count('"32"') == text.count('"40"') == 2
+        tree.write_text(text.replace('"32"', '"-1"').replace('"40"', '"-1"'))
+    given = features(Mask(0.5, OneOf(["left", "right"])))
+    ds = RLDSDataset(two_cameras, features=given, decode_images=crop, **options)
+    ds.set_epoch(1)
+    at = range(7, 27)  # of one episode
+    alone = [ds[position] for position in at]
+    there = [bool(sample["observation"]["pad_mask_dict"]["image"].all()) for sample in alone]
+    read, num_decoded = Counter(), 0
+    real, decoded = step_samples.read_frames, Image._decoded
+
+    def noted(windows):
+        read.update((first, stop) for _, first, stop in windows)
+        return real(windows)
+
+    def counted(spec, values, *arguments):
+        nonlocal num_decoded
+        num_decoded += len(values)
+        return decoded(spec, values, *arguments)
+
+    monkeypatch.setattr(step_samples, "read_frames", noted)
+    monkeypatch.setattr(Image, "_decoded", counted)
+    together = ds.__getitems__(at)
+    assert_same(list(together), alone)
+    size, is_known = options.get("window_size", 1), kind != "of unknown size"
+    expected = Counter(
+        (max(step - size + 1, 0), step + 1)
+        for step, is_there in zip(range(1, 21), there, strict=True)
+        if is_there or not is_known
+    )
+    # Goals are not masked.
+    goals = [sample["task"]["timestep"] for sample in alone] if "goals" in options else []
+    expected.update((goal, goal + 1) for goal in goals)
+    assert read == expected
+    assert num_decoded == sum((stop - first) * n for (first, stop), n in expected.items())
+    assert 4 < sum(there) < 16
 
 
 def test_masks(two_cameras):

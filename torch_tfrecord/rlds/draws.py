@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tfrecord.arguments import integer
@@ -17,7 +16,7 @@ from torch_tfrecord.random_stream import record_keys
 from torch_tfrecord.rlds.episode_columns import EpisodeColumn, ValueColumn, each_leaf
 from torch_tfrecord.shown import shown_value
 
-__all__ = ["Draw", "Drawn", "DrawnColumn", "Mask", "OneOf", "declared"]
+__all__ = ["Draw", "Drawn", "DrawnColumn", "Mask", "MaskedColumn", "OneOf", "declared"]
 
 
 @dataclass(frozen=True)
@@ -110,13 +109,11 @@ class Draw(NamedTuple):
     def drawn(self, keys: Keys) -> tuple[list[int], list[bool]]:
         """For each key the number of an option, and whether it is masked."""
         own = (*self.seeds, zlib.crc32(self.path.encode()))
-
-        def chances(which: int) -> npt.NDArray[np.float64]:  # from 0 to below 1
-            bits = record_keys(keys.view(np.int64), which, *own) >> np.uint64(11)
-            return bits * 2.0**-53
-
-        options = (chances(0) * len(self.options)).astype(np.int64)
-        return options.tolist(), (chances(1) < (self.mask or 0)).tolist()
+        bits = (record_keys(keys.view(np.int64), which, *own) for which in range(2))
+        # From 0 to below 1.
+        chance, other = ((each >> np.uint64(11)) * 2.0**-53 for each in bits)
+        options = (chance * len(self.options)).astype(np.int64)
+        return options.tolist(), (other < (self.mask or 0)).tolist()
 
 
 def declared(chosen: Any) -> tuple[Any, list[Draw]]:
@@ -153,14 +150,22 @@ def declared(chosen: Any) -> tuple[Any, list[Draw]]:
 class DrawnColumn(EpisodeColumn):
     """The columns of the options of a draw; an `episode_transform` may move it, not read it."""
 
-    __slots__ = ("draw", "options")
+    __slots__ = ("draw", "is_sized", "options")
 
     def __init__(self, draw: Draw, options: Sequence[EpisodeColumn]) -> None:
         self.draw, self.options = draw, options
+        # Whether zeros can take the place of pictures that nobody has looked at.
+        plan, *others = {(getattr(column, "decoding", None) or ())[2:] for column in options}
+        image, shape = plan or (None, ())
+        self.is_sized = image and not others and (image.crop or None not in shape)
         self.num_bytes = sum(column.num_bytes for column in options)
 
     def __len__(self) -> int:
         return len(self.options[0])
+
+
+class MaskedColumn(ValueColumn):
+    """Pictures of a known size that a sample lacks; its goal may have them."""
 
 
 class Drawn:
@@ -177,9 +182,13 @@ class Drawn:
                 return column
             options, masked = self._by_path[column.draw.path]
             found = column.options[options[number]]
+            if not masked[number] or not isinstance(found, ValueColumn):
+                return found
+            # Of a batch in which all are masked, nothing else says how large they are in memory.
+            if column.is_sized and not all(masked):
+                return MaskedColumn(found.values, found.decoding, found._record)
             # The instruction of a sample is looked for in its columns.
-            is_text = masked[number] and getattr(found, "is_list", False) and len(found)
-            if is_text and isinstance(found.at(0), str):
+            if found.is_list and len(found) and isinstance(found.at(0), str):
                 return ValueColumn([""] * len(found), is_list=True)
             return found
 

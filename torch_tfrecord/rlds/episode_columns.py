@@ -156,7 +156,8 @@ class ValueColumn(EpisodeColumn):
         else:
             # An instruction is one object for all steps.
             different = dict(zip(map(id, values), values, strict=True)).values()
-            self.num_bytes = 8 * len(values) + sum(map(_size, different))
+            sizes = (len(one) if isinstance(one, (bytes, str)) else 64 for one in different)
+            self.num_bytes = 8 * len(values) + sum(sizes)
 
     def stored(self, first: int, stop: int) -> list[Any]:
         """The encoded values of steps `first` to `stop` - 1."""
@@ -181,10 +182,6 @@ class ValueColumn(EpisodeColumn):
                     self._record.locate(located)
                 raise located from error.__cause__
         return values
-
-
-def _size(value: object) -> int:
-    return len(value) if isinstance(value, (bytes, str)) else 64
 
 
 def each_leaf(tree: Any, make: Callable[[Any], Any]) -> Any:

@@ -113,7 +113,16 @@ class EpisodeStore:
         Access(None, *cache)  # wrong arguments, before any file is opened
         self.info = info_of(directory, storage_options, features, needs_tree=True)
         access = Access(self.info.access.storage_options, *cache)
-        _check_steps(self.info.features, self.info._features_path)
+        tree: object = self.info.features
+        steps = tree.get(STEPS) if isinstance(tree, Mapping) else None
+        # Else no sequence, or not of dicts.
+        if not isinstance(getattr(steps, "feature", None), Mapping):
+            raise ParseError(
+                f"expected a feature {STEPS!r} that is a Dataset of dicts, as in RLDS, got "
+                f"{shown_list([*tree], repr) if isinstance(tree, Mapping) else tree}; read this dataset "
+                "with tfds.load",
+                path=self.info._features_path,
+            )
         self._choose(features, decode_images, draws)
         self.episode_transform = transform
         # Headers only: building the episode index reads and checks every record anyway.
@@ -264,19 +273,6 @@ def _put(tree: dict[str, Any], names: Sequence[str], column: object) -> None:
     for name in names[:-1]:
         tree = tree.setdefault(name, {})
     tree[names[-1]] = column
-
-
-def _check_steps(tree: object, path: str) -> None:
-    steps = tree.get(STEPS) if isinstance(tree, Mapping) else None
-    if not isinstance(
-        getattr(steps, "feature", None), Mapping
-    ):  # else no sequence, or not of dicts
-        raise ParseError(
-            f"expected a feature {STEPS!r} that is a Dataset of dicts, as in RLDS, got "
-            f"{shown_list([*tree], repr) if isinstance(tree, Mapping) else tree}; read this dataset "
-            "with tfds.load",
-            path=path,
-        )
 
 
 def _is_step(leaf: LeafPlace) -> bool:

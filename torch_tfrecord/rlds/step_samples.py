@@ -5,7 +5,7 @@ columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -27,7 +27,7 @@ from torch_tfrecord.batch_memory import (
 )
 from torch_tfrecord.columns import decode_text, stack
 from torch_tfrecord.errors import TFRecordError
-from torch_tfrecord.rlds.draws import Drawn
+from torch_tfrecord.rlds.draws import Drawn, MaskedColumn
 from torch_tfrecord.rlds.episode_columns import (
     Decoding,
     EpisodeColumn,
@@ -69,7 +69,7 @@ def _together(trees: list[Any], join: Callable[[list[Any]], Any]) -> Any:
     return join(trees)
 
 
-def _same_names(trees: Sequence[Any]) -> Iterable[str]:
+def _same_names(trees: Sequence[Any]) -> list[str]:
     """The names of mappings.
 
     Raises:
@@ -78,7 +78,7 @@ def _same_names(trees: Sequence[Any]) -> Iterable[str]:
     are_trees = all(issubclass(kind, Mapping) for kind in set(map(type, trees)))
     if not are_trees or any(tree.keys() != trees[0].keys() for tree in trees[1:]):
         raise DifferentNamesError
-    return trees[0]
+    return [*trees[0]]
 
 
 class StepBatch:
@@ -123,8 +123,10 @@ class StepBatch:
         # Padding is made of frames that are there.
         self._decode_on = decode_on if self.is_real.all() else "cpu"
 
-    def take(self, columns: Sequence[EpisodeColumn]) -> object:
-        """[B, steps, ...] for numbers; for all else what `finish` makes a column of."""
+    def take(self, columns: Sequence[EpisodeColumn], *, is_goal: bool = False) -> object:
+        """[B, steps, ...] for numbers; for all else what `finish` makes a column of. Masked pictures are
+        read for goals alone.
+        """
         numbers = self._numbers(columns)
         if numbers is not None:
             return torch.from_numpy(numbers[:, 0] if self._is_step else numbers)
@@ -132,6 +134,7 @@ class StepBatch:
             number: (column.values, *self._spans[number])
             for number, column in enumerate(columns)
             if isinstance(column.values, Frames)
+            and (is_goal or not isinstance(column, MaskedColumn))
         }
         return _Late(windows, partial(self._decoded, columns))
 
@@ -179,10 +182,17 @@ class StepBatch:
         if any(plan is None or plan.image != image for plan in different):
             return None
         shape = len(columns), self._size
-        places = np.flatnonzero(self.is_real)
-        numbers = places // self._size
         # Short lists are in memory, and an `episode_transform` may have put other columns there.
-        values = (self._stored(number, column, frames) for number, column in enumerate(columns))
+        # Nor are pictures read that are masked.
+        there = [
+            number in frames or not isinstance(column.values, Frames)
+            for number, column in enumerate(columns)
+        ]
+        is_real = self.is_real & np.array(there)[:, None]
+        places = np.flatnonzero(is_real)
+        numbers = places // self._size
+        read = dict.fromkeys(numbers.tolist())
+        values = (self._stored(number, columns[number], frames) for number in read)
         try:
             stack = image._decoded(
                 [*chain.from_iterable(values)],
@@ -198,9 +208,10 @@ class StepBatch:
             return None
         # A view of [N, H, W, C] memory.
         batch = as_tensor(as_array(stack), stack.dtype, (*shape, *stack.shape[1:]))
-        for number, place in np.argwhere(~self.is_real).tolist():
+        for number, place in np.argwhere(~is_real).tolist():
             nearest = self.steps[number, place] - self._begins[number]
-            batch[number, place] = batch[number, nearest] if self._pad == "repeat" else 0
+            is_repeated = self._pad == "repeat" and there[number]
+            batch[number, place] = batch[number, nearest] if is_repeated else 0
         return batch
 
     def _stored(self, number: int, column: EpisodeColumn, frames: _Found) -> Any:
@@ -304,7 +315,9 @@ def step_columns(
     task: dict[str, Any] = {}
     if goals is not None:
         at_goal = windows_of(goals, is_step=True)
-        task = _together([*map(_seen_at_goal, episodes)], at_goal.take)
+        observed = (episode.steps.get(_OBSERVATION, {}) for episode in episodes)
+        parts = [one if isinstance(one, Mapping) else {_OBSERVATION: one} for one in observed]
+        task = _together(parts, partial(at_goal.take, is_goal=True))
         task["timestep"] = goals.tolist()
     columns, task = finish({"": columns, "task": task}).values()
     if drawn is not None:
@@ -325,11 +338,6 @@ def step_columns(
         "_traj_index": [episode.number for episode in episodes],
         "_frame_index": steps.tolist(),
     }
-
-
-def _seen_at_goal(episode: Episode) -> Mapping[str, object]:
-    observation = episode.steps.get(_OBSERVATION, {})
-    return observation if isinstance(observation, Mapping) else {_OBSERVATION: observation}
 
 
 def own(value: object) -> object:

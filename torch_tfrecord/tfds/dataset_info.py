@@ -136,14 +136,6 @@ class DatasetInfo:
         except ParseError as error:
             raise error.locate(path=posixpath.join(self.directory, INFO_FILE)) from error.__cause__
 
-    def _is_among(self, there: Collection[str]) -> bool:
-        """Whether the first shard of a split is there in this format, given the names in the
-        directory.
-        """
-        # The first shard of each split: some formats may have been prepared for some splits only.
-        firsts = [path for split in self.splits for path in self.files(split)[:1]]
-        return any(posixpath.basename(path) in there or os.path.exists(path) for path in firsts)
-
     def __str__(self) -> str:
         """Summarise the dataset as readable text."""
         title = "/".join(part for part in (self.name, self.config_name, self.version) if part)
@@ -223,13 +215,14 @@ def _info(directory: PathLike, access: Access, given: object) -> DatasetInfo:
         access=access,
         file_format=formats[0],
     )
-    # A dataset may be there in several formats; only the files show which.
-    if len(formats) == 1:
-        return found
-    return next(
-        (other for name in formats if (other := replace(found, file_format=name))._is_among(there)),
-        found,
-    )
+    # A dataset may be there in several formats; only the files show which. The first shard of each
+    # split is looked for: some formats may have been prepared for some splits only.
+    for name in formats if len(formats) > 1 else ():
+        other = replace(found, file_format=name)
+        firsts = [path for split in other.splits for path in other.files(split)[:1]]
+        if any(posixpath.basename(path) in there or os.path.exists(path) for path in firsts):
+            return other
+    return found
 
 
 def _formats(fields: JsonFields) -> list[str]:

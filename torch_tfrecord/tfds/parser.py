@@ -144,7 +144,10 @@ def _walk(
     # An empty dict inside is a leaf of its own, so that samples have its name.
     if isinstance(feature, f.FeaturesDict) and (feature or not names):
         # Inside a sequence, a box cannot belong to the image of one of its rows.
-        image = image if lengths else _image_of(feature, names) or image
+        images = [name for name, item in feature.items() if isinstance(item, f.Image)]
+        # Boxes in a dict refer to the image named "image", or to the only one.
+        if not lengths and ("image" in images or len(images) == 1):
+            image = "/".join((*names, "image" if "image" in images else images[0]))
         return [
             leaf
             for name, item in feature.items()
@@ -155,13 +158,6 @@ def _walk(
     if isinstance(feature, f.Video):
         lengths = (*lengths, feature.shape[0])
     return [LeafPlace("/".join(names), names, feature, lengths, image)]
-
-
-def _image_of(features: f.FeaturesDict, names: tuple[str, ...]) -> str | None:
-    """The image that boxes in a dict refer to: the one named "image", or the only one."""
-    images = [name for name, item in features.items() if isinstance(item, f.Image)]
-    chosen = "image" if "image" in images else images[0] if len(images) == 1 else None
-    return None if chosen is None else "/".join((*names, chosen))
 
 
 def plain_spec(place: LeafPlace, decoding: Decoding, path: str | None) -> Feature | None:

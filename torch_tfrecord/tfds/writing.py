@@ -8,7 +8,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -136,7 +136,7 @@ def write(
 
     def fill(folder: Path) -> None:
         splits = [
-            _write_split(folder, name, split, samples, encoder, _shards_of(num_shards, split))
+            _write_split(folder, name, split, samples, encoder, num_shards)
             for split, samples in samples_by_split.items()
         ]
         texts = {
@@ -155,8 +155,15 @@ def write(
 
     path = local_path(directory)
     if is_remote(path):
-        # Storages rename no folders: INFO_FILE comes last instead.
-        _write_remote(path.rstrip("/"), fill, Access(storage_options))
+        folder, access = path.rstrip("/"), Access(storage_options)
+        with contextlib.suppress(FileNotFoundError):
+            if RemoteNames(access).entries(folder):
+                raise FileExistsError(errno.EEXIST, "there is something already", folder)
+        with tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary:
+            fill(Path(temporary))
+            # Storages rename no folders: without INFO_FILE, which comes last, no reader takes it for
+            # a dataset.
+            upload_folder(Path(temporary), folder, INFO_FILE, access)
         return info(path, storage_options=storage_options)
     target = _target(path)
     # A name that every TFDS reader refuses; with 12 digits, as those of TFDS have 6. Its lock shows
@@ -171,19 +178,6 @@ def write(
         hidden.discard()
         raise
     return info(target)
-
-
-def _write_remote(directory: str, fill: Callable[[Path], None], access: Access) -> None:
-    """Write to a temporary folder, then upload all of it, and last the file without which nobody
-    reads the rest.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        if RemoteNames(access).entries(directory):
-            raise FileExistsError(errno.EEXIST, "there is something already", directory)
-    with tempfile.TemporaryDirectory(prefix="torch_tfrecord-") as temporary:
-        fill(Path(temporary))
-        # Without INFO_FILE no reader takes the folder for a dataset.
-        upload_folder(Path(temporary), directory, INFO_FILE, access)
 
 
 def _check(what: str, value: object, pattern: re.Pattern[str]) -> None:
@@ -204,22 +198,20 @@ def _target(path: str) -> Path:
     return target
 
 
-def _shards_of(num_shards: int | Mapping[str, int] | None, split: str) -> int | None:
-    number = num_shards.get(split) if isinstance(num_shards, Mapping) else num_shards
-    return None if number is None else at_least(1, "num_shards", number)
-
-
 def _write_split(
     folder: Path,
     name: str,
     split: str,
     samples: Iterable[Mapping[str, object]],
     encoder: SampleEncoder,
-    num_shards: int | None,
+    num_shards: int | Mapping[str, int] | None,
 ) -> dict[str, object]:
     """Write the shards of a split: first to one file, as their number and borders depend on the
     sample count.
     """
+    wanted = num_shards.get(split) if isinstance(num_shards, Mapping) else num_shards
+    if wanted is not None:
+        wanted = at_least(1, "num_shards", wanted)
     # Hidden, so that a listing of a killed write shows no shard of a wrong name.
     whole = folder / f".{split}.tfrecord"
     count = num_bytes = 0
@@ -234,7 +226,7 @@ def _write_split(
     if not count:
         raise ValueError(f"split {split!r} has no samples; TFDS cannot read an empty split")
     # With the frames of the records, as TFDS counts.
-    number = num_shards or shard_count(num_bytes + OVERHEAD_BYTES * count, count)
+    number = wanted or shard_count(num_bytes + OVERHEAD_BYTES * count, count)
     if number > count:
         raise ValueError(f"split {split!r}: {number} shards need as many samples, got {count}")
     ends = shard_borders(count, number)
