@@ -1,6 +1,8 @@
 """Robots from a bucket: equal values, and tables of episodes once and together."""
 
+import json
 import multiprocessing
+from itertools import islice
 from pkgutil import resolve_name
 
 import pytest
@@ -9,7 +11,14 @@ from range_server import Fault, range_server
 from rlds_episodes import write_episodes
 from torch.utils.data import DataLoader
 
-from torch_tfrecord import CorruptRecordError, RemoteError, collate, make_dataloader, tfds
+from torch_tfrecord import (
+    CorruptRecordError,
+    RandomResizedCrop,
+    RemoteError,
+    collate,
+    make_dataloader,
+    tfds,
+)
 from torch_tfrecord.tfds import RLDSDataset
 
 LENGTHS = (40, 60, 33, 52)
@@ -105,6 +114,69 @@ def test_masked_pictures_are_not_asked_for(bucket, server):
     assert sent(server)[0] == sum(int(each.sum()) for each in there.values())
     assert all(0 < int(each.sum()) < len(BATCH) for each in there.values())
     assert_same(batch["observation"], read(near)["observation"])
+
+
+def run(dataset, num_ranks, most=None, state=None):
+    """The batches of all ranks, or the first ones of each, and the state then."""
+    found = []
+    for rank in range(num_ranks):
+        ranks = {"rank": rank, "world_size": num_ranks}
+        loader = make_dataloader(dataset, 8, seed=3, drop_last=False, **ranks)
+        if state is None:
+            loader.set_epoch(1)
+        else:
+            loader.load_state_dict(json.loads(state))
+        batches = iter(loader)
+        found += islice(batches, most)
+        states = json.dumps(loader.state_dict())
+    return found, states
+
+
+def by_step(batches):
+    """By episode and step, all that was drawn for it."""
+    found = {}
+    for batch in batches:
+        seen, task = batch["observation"], batch["task"]
+        for row, number in enumerate(batch["_traj_index"].tolist()):
+            found[number, int(batch["_frame_index"][row])] = (
+                seen["camera"][row].numpy().tobytes(),
+                {name: bool(mask[row]) for name, mask in seen["pad_mask_dict"].items()},
+                seen["state"][row].tolist(),
+                task["camera"][row].numpy().tobytes(),
+                int(task["timestep"][row]),
+                task["language_instruction"][row],
+            )
+    return found
+
+
+def test_more_ranks_resume_with_the_draws_of_a_local_run(bucket, server):
+    camera = tfds.Mask(0.3, tfds.OneOf(["image", "wrist_image"]))
+    seen = {"camera": camera, "state": tfds.Mask(0.2)}
+    steps = {"observation": seen, "language_instruction": tfds.Mask(0.4), "action": True}
+    options = {
+        "features": {"steps": steps},
+        "goals": tfds.UniformGoals(),
+        "decode_images": RandomResizedCrop(8, scale=(0.1, 0.5), horizontal_flip=0.5),
+    }
+    near, far = (
+        RLDSDataset(bucket / VERSION, action_horizon=4, **options),
+        opened(server, **options),
+    )
+    runs = []
+    for dataset in (near, far):
+        first, state = run(dataset, 2, most=5)
+        rest, _ = run(dataset, 3, state=state)
+        assert len(by_step(first)) == 2 * 5 * 8
+        runs.append([*first, *rest])
+    assert_same(*runs)
+    whole = by_step(run(near, 1)[0])
+    assert len(whole) == sum(LENGTHS)
+    assert by_step(runs[1]) == whole
+    # Pictures, masked pictures and texts: there are some of each.
+    kinds = {
+        (values[1]["camera"], values[1]["state"], values[5] != "") for values in whole.values()
+    }
+    assert len(kinds) == 8
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.daily)])
