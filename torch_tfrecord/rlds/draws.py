@@ -184,7 +184,7 @@ class Drawn:
             found = column.options[options[number]]
             if not masked[number] or not isinstance(found, ValueColumn):
                 return found
-            # Of a batch in which all are masked, nothing else says how large they are in memory.
+            # Where all of a batch are masked, nothing else says what zeros to make.
             if column.is_sized and not all(masked):
                 return MaskedColumn(found.values, found.decoding, found._record)
             # The instruction of a sample is looked for in its columns.
