@@ -1,7 +1,8 @@
 """How well a GPU is fed: rates of batches on the host, pinned and on the device; a ResNet-50, and a step of many small
 kernels, with one batch again and again and then fed by a loader.
 
-    python benchmarks/gpu.py                          # some four minutes; draws its own JPEGs
+    python benchmarks/gpu.py                          # some five minutes; draws its own JPEGs
+    python benchmarks/gpu.py --parts rates            # two minutes: how much of the host's rate a device gets
     taskset -c 0,1 python benchmarks/gpu.py --parts resnet
     python benchmarks/gpu.py --photos ~/photos
     python benchmarks/gpu.py --device cpu --seconds 0.2 --batch 4 --fraction 0.01    # whether it runs
@@ -114,13 +115,20 @@ def _rates(bench: _Bench) -> None:
         is_cpu = bench.device.type == "cpu"
         options += [{} if is_cpu else {"pin_memory": True}, {"device": bench.device}]
     rows = []
-    for work in ("tokens", "embeddings", "40 scalars", "crops"):
+    for work in ("tokens", "embeddings", "40 scalars", "40 scalars, few rows", "crops"):
         loaders = [loader_of(work, bench.share, **each) for each in options]
-        cells = [loaders[0][1] * rate for rate in bench.rates(*(each for each, _ in loaders))]
-        share = f"{cells[2] / cells[0]:.2f}" if len(cells) == 3 else "left out"
-        shown = [f"{cell:,.0f}" for cell in cells] + ["left out"] * (3 - len(cells))
-        rows.append((work, *shown, share))
-    _show(("samples a second", "host", "pinned", "on the device", "device/host"), *rows)
+        size = loaders[0][1]
+        sides = {str(number): iter(loader) for number, (loader, _) in enumerate(loaders)}
+        found = bench.measured(lambda batch: None, **sides)
+        shown = [
+            cell for rate, cpu in found for cell in (f"{size * rate:,.0f}", f"{1000 * cpu:.3f}")
+        ]
+        shown += [f"{rate / found[0][0]:.2f}" for rate, _ in found[1:]]
+        rows.append((f"{work}, batch {size:,}", *shown, *["left out"] * (8 - len(shown))))
+    titles = [
+        title for side in ("host", "pinned", "on the device") for title in (side, "CPU ms a batch")
+    ]
+    _show(("samples a second", *titles, "pinned/host", "device/host"), *rows)
 
 
 def _threads(bench: _Bench) -> None:

@@ -49,6 +49,7 @@ _CROPS = {
 # The file, its share that is written, the batch size, and what to read.
 WORKS: dict[str, tuple[str, float, int, Any]] = {
     "40 scalars": ("tabular", 1, 1024, features_of("tabular")),
+    "40 scalars, few rows": ("tabular", 1, 64, features_of("tabular")),
     "tokens": ("tokens", 0.25, 64, features_of("tokens")),
     "embeddings": ("embeddings", 1, 256, features_of("embeddings")),
     "crops": ("images", 1, 64, _CROPS),

@@ -36,6 +36,8 @@ from torch_tfrecord import (
 from torch_tfrecord.loading import device as device_module
 from torch_tfrecord.loading import read_ahead
 from torch_tfrecord.loading.device import Streams
+from torch_tfrecord.loading.pinned import Pins, _Born
+from torch_tfrecord.loading.transport import Packer
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -378,6 +380,74 @@ def test_pinned_batches_are_born_so(path, monkeypatch):
     loader = make_dataloader(path, 20, FEATURES, transform=dict, pin_memory=True)
     assert_all_same(list(loader), batches)
     assert set(double.pinned_by) == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("rows", [20, 60])
+def test_columns_of_few_rows_are_born_pinned(tmp_path, rows, monkeypatch):
+    """Nothing is copied on the host, whatever a batch has of other kinds."""
+    names = [f"x{n}" for n in range(40)]
+    path = str(tmp_path / "a")
+    with TFRecordWriter(path, write_index=True) as writer:
+        for n in range(120):
+            writer.write(
+                {"name": b"%d" % n, **{name: n if name < "x2" else n / 4 for name in names}}
+            )
+    features = {
+        name: FixedLenFeature((), torch.int64 if name < "x2" else torch.float32) for name in names
+    }
+    monkeypatch.setattr(Packer, "_copy", None)
+    for chosen in (features, {**features, "name": FixedLenFeature((), bytes)}):
+        loader = make_dataloader(path, rows, chosen, device="cuda")
+        assert_all_same(train(loader), list(make_dataloader(path, rows, chosen)))
+
+
+def test_small_columns_leave_room_for_large_ones():
+    device = DoubleDevice(None)
+    device.open()
+    born = _Born(Pins(device.pinned), 2)
+    arrays = [born(size) for size in (100_000, 5_000, 100_000, 5_000)]
+    assert [block.nbytes for block in born.blocks] == [200_000, 10_016]
+    assert [len(array) for array in arrays] == [100_000, 5_000, 100_000, 5_000]
+    places = [array.ctypes.data for array in arrays]
+    starts = [block.data_ptr() for block in born.blocks]
+    assert places == [starts[0], starts[1], starts[0] + 100_000, starts[1] + 5_008]
+
+
+def test_batches_at_equal_places_stay_different():
+    """How a batch is cut is kept for later ones with tensors at the same places in their block."""
+    device = DoubleDevice(None)
+    device.open()
+    pins, block = Pins(device.pinned, torch.device("cuda")), device.pinned(64)
+    whole = torch.from_numpy(block.numpy())
+    items = torch.from_numpy(block.numpy().view(np.int64))
+    odd = torch.from_numpy(block.numpy()[1:9].view(np.int16))
+    pins.whole = copy.copy
+    for turn in range(6):
+        items[:] = torch.arange(8) + turn
+        batches = [
+            {"x": items},
+            {"y": items},
+            {"x": items.view(torch.float64)},
+            {"x": items.view(2, 4)},
+            {"x": items[:4]},
+            {"x": items[::2]},
+            {"x": items.view(2, 4).T},
+            {"x": items[:3], "y": items[1:]},
+            {"x": items[0], "y": items[4:]},
+            {"x": odd, "y": whole[9:]},
+            {"x": items, "y": torch.arange(8) + turn},
+            {"x": items[:2], "y": torch.full((9,), 1.0 + turn, requires_grad=True)},
+            {"x": items[:2], "y": torch.eye(2).to_sparse() * (1 + turn)},
+            {"x": items[:2], "y": [b"%d" % turn]},
+            ({"x": items[:2]}, items[2:]),
+            {"x": items[4:], "y": items[:4], "z": items[2:6]},
+            {},
+        ]
+        # at last more than are kept
+        for batch in batches if turn < 3 else [{"x": whole[:size]} for size in range(1, 65)]:
+            cut = pins.cut([batch, batch], [block])
+            for found in cut.on(cut.blocks):
+                assert_same(found, batch)
 
 
 # torch's devices.

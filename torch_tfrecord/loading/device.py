@@ -10,7 +10,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
@@ -82,12 +82,14 @@ class Streams:
 
     def copy(self, hosts: Sequence[torch.Tensor]) -> tuple[Blocks, Event | None]:
         """Begin to copy to the device, and the event that follows; None if all is done."""
-        if self._stream is None:
-            return [host.to(self._device) for host in hosts], None
-        with self._module.stream(self._stream):
+        blocks = Blocks()
+
+        def copy() -> None:
             # From the tensor that torch allocated, so that it knows of the copy, too.
-            blocks = [host.to(self._device, non_blocking=True) for host in hosts]
-            return blocks, self._stream.record_event()
+            for host in hosts:
+                blocks.append(host.to(self._device, non_blocking=bool(self._stream)))
+
+        return blocks, self.run(copy)
 
     def run(self, function: Callable[[], None]) -> Event | None:
         """Call it with the stream of the copies as the current one; the event that follows."""
@@ -237,7 +239,7 @@ class _Ahead(Iterator[Batch]):
         self._batches, self._prefetcher, self._accelerator = batches, prefetcher, accelerator
         self._share = prefetcher.pins.share  # type: ignore[union-attr]
         self._workers = workers_of(batches)  # who are looked at where a batch is lost
-        self._coming: deque[Future[list[_Coming]]] = deque()
+        self._coming: deque[Callable[[], list[_Coming]]] = deque()
         self._arrived: deque[_Coming] = deque()
         self._here: deque[Batch] = deque()  # on the device once the event has passed
         self._blocks: Blocks = []
@@ -273,7 +275,7 @@ class _Ahead(Iterator[Batch]):
             if not self._coming:
                 raise StopIteration
             # If this is interrupted, nothing is lost.
-            self._arrived.extend(self._coming[0].result())
+            self._arrived.extend(self._coming[0]())
             self._coming.popleft()
         found = self._arrived.popleft()
         if isinstance(found, Exception):
@@ -284,20 +286,19 @@ class _Ahead(Iterator[Batch]):
         self._here.extend(cut.on(self._blocks))
 
     def _take(self) -> None:
-        coming: Future[list[_Coming]] = Future()
         self._num_ahead += 1
         try:
             batch = next_batch(self._batches)
             if isinstance(batch, Cut):
                 self._num_ahead += len(batch.batches) - 1
             if isinstance(batch, Cut) and not batch.left:
-                coming.set_result(self._prefetcher.begin(batch))
+                coming = self._prefetcher.begin(batch).copy
             else:
-                coming = self._pool.submit(self._prefetcher.begin, batch)
+                coming = self._pool.submit(self._prefetcher.begin, batch).result
         except StopIteration:
             self._is_ended = True
             self._num_ahead -= 1
             return
         except Exception as error:  # which comes after the batches before it
-            coming.set_result([error])
+            coming = [error].copy  # type: ignore[assignment]
         self._coming.append(coming)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from copy import copy
 from functools import lru_cache, partial
+from itertools import chain
 from math import inf, prod
-from operator import methodcaller
-from typing import Any, NamedTuple, TypeAlias, cast
+from operator import attrgetter, methodcaller
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,8 @@ __all__ = ["Blocks", "Cut", "Pins", "pinned_bytes"]
 _ALIGNMENT = 16
 # After so many batches that a device could not make, one after another, it is left alone.
 _MOST_FAILED = 2
+# In C: a batch has many columns.
+_KIND = attrgetter("dtype", "shape")
 # Lists of these alone stay as they are.
 _SCALARS = {bytes, str, int, float, bool, type(None)}
 
@@ -43,20 +46,15 @@ def pinned_bytes(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
-class _Piece(NamedTuple):
-    """Items of one dtype, from the start of a block to its end, that are cut into tensors."""
-
-    block: int
-    dtype: torch.dtype
-    sizes: list[int]
-    # Shape and strides of all of them, if they are rows of one shape.
-    rows: list[tuple[int, ...]]
-
+# Shape and strides.
+_Form: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+# Rows of one dtype and shape, or items, from the start of a block on: the block's number, their
+# dtype and form, and how many of them each tensor has.
+_Piece: TypeAlias = tuple[int, torch.dtype, _Form, list[int]]
+# A tensor's number among all that are cut, and its form, if it has another one there.
+_Place: TypeAlias = tuple[int, _Form | None]
 
 _Again: TypeAlias = "Callable[[], list[tuple[Any, Exception | None]]]"
-
-# A tensor's number among all that are cut, and its shape and strides, if it has others there.
-_Place: TypeAlias = tuple[int, "tuple[int, ...] | None", "tuple[int, ...] | None"]
 
 
 class Cut(NamedTuple):
@@ -65,23 +63,23 @@ class Cut(NamedTuple):
     """
 
     node: Node
-    blocks: Blocks
     pieces: list[_Piece]
     places: list[_Place]
+    views: Sequence[View]
+    blocks: Blocks
     # As they were made: a tensor that is dropped asks for the GIL twice, and who trains has it.
     batches: list[Batch]
-    views: Sequence[View]
-    # What the device makes itself, and where: a block's number, and the bytes in it.
-    left: Sequence[tuple[DeviceWork, tuple[int, slice]]] = ()
     # The same batches one by one, without the device's help, or the error of each.
     again: _Again | None = None
+    # What the device makes itself, and where: a block's number, and the bytes in it.
+    left: Sequence[tuple[DeviceWork, tuple[int, slice]]] = ()
 
     def place_of(self, array: Array) -> tuple[int, slice] | None:
         """The block and the bytes of an array that is a whole column of a batch; None for others."""
-        address = array.ctypes.data
+        place = array.nbytes, array.ctypes.data
         for number, offset, dtype, shape, _ in self.views:
             size = prod(shape) * dtype.itemsize
-            if size == array.nbytes and self.blocks[number].data_ptr() + offset == address:
+            if (size, self.blocks[number].data_ptr() + offset) == place:
                 return number, slice(offset, offset + size)
         return None
 
@@ -90,60 +88,64 @@ class Cut(NamedTuple):
         pinned memory they belong.
         """
         cut: list[torch.Tensor] = []
-        for number, dtype, sizes, rows in self.pieces:
-            items = blocks[number].view(dtype)
-            if rows:
-                items = items.as_strided(rows[0], rows[1])
+        for number, dtype, form, sizes in self.pieces:
+            items = blocks[number].view(dtype).as_strided(*form)
             # Each has a version counter of its own, as in `view_of`; those of `split` share one.
             cut += torch.unsafe_split_with_sizes(items, sizes)
         tensors = [
-            cut[number]
-            if shape is None
-            else cut[number].as_strided(shape, strides)
-            if strides
-            else cut[number].view(shape)
-            for number, shape, strides in self.places
+            cut[number] if own is None else cut[number].as_strided(*own)
+            for number, own in self.places
         ]
-        return cast("list[Batch]", build(tensors, self.node))
+        return build(tensors, self.node)
 
 
 @lru_cache(maxsize=64)
-def _pieces_of(
-    sizes: tuple[int, ...], views: tuple[View, ...]
-) -> tuple[list[_Piece], list[_Place]]:
-    """How blocks of so many bytes are cut into tensors."""
-    places: list[_Place] = [(0, None, None)] * len(views)
-    pieces: list[_Piece] = []
-    runs: list[list[tuple[int, int, int]]] = []
-    by_place = sorted(enumerate(views), key=lambda item: (item[1][0], str(item[1][2]), item[1][1]))
-    for number, (block, offset, dtype, shape, strides) in by_place:
-        begin = offset // dtype.itemsize
-        if not pieces or pieces[-1][:2] != (block, dtype) or begin < runs[-1][-1][2]:
-            pieces.append(_Piece(block, dtype, [], []))
-            runs.append([])
-        size = prod(shape) if strides is None else span(shape, strides)
-        runs[-1].append((number, begin, begin + size))
-    num_cut = 0
-    for (block, dtype, cut, rows), run in zip(pieces, runs, strict=True):
-        end = 0
-        for number, begin, stop in run:
-            cut += [begin - end] * (begin > end)
-            *_, shape, strides = views[number]
-            is_flat = len(shape) == 1 and strides is None
-            places[number] = num_cut + len(cut), None if is_flat else shape, strides
-            cut.append(stop - begin)
-            end = stop
-        found = (views[number] for number, _, _ in run)
-        row, *others = {() if strides else shape[1:] for *_, shape, strides in found}
-        if row and not others and all(size % prod(row) == 0 for size in cut):
-            cut[:] = [size // prod(row) for size in cut]
-            rows += (sum(cut), *row), tuple(prod(row[axis:]) for axis in range(len(row) + 1))
-            for number, _, _ in run:
-                places[number] = places[number][0], None, None
-        elif end < sizes[block] // dtype.itemsize:
-            cut.append(sizes[block] // dtype.itemsize - end)
-        num_cut += len(cut)
-    return pieces, places
+def _pieces_of(views: tuple[View, ...]) -> tuple[list[_Piece], list[_Place], tuple[View, ...]]:
+    """How blocks are cut into the tensors that are there."""
+    places: list[_Place] = [(0, None)] * len(views)
+    pieces: list[tuple[int, torch.dtype, tuple[int, ...], list[int]]] = []
+    by_place = []
+    for number, (block, offset, dtype, shape, strides) in enumerate(views):
+        # As rows of its shape, if it begins with one, else as items.
+        is_odd = strides or offset % (prod(shape[1:]) * dtype.itemsize)
+        by_place.append((block, str(dtype), () if is_odd else shape[1:], offset, number))
+    end = num_cut = 0
+    for block, _, row, offset, number in sorted(by_place):
+        *_, dtype, shape, strides = views[number]
+        begin = offset // dtype.itemsize // prod(row)
+        size = span(shape, strides) // prod(row)
+        if not pieces or pieces[-1][:3] != (block, dtype, row) or begin < end:
+            pieces.append((block, dtype, row, []))
+            end = 0
+        gap = [begin - end] * (begin > end)
+        pieces[-1][3].extend([*gap, size])
+        form = None if shape == (size, *row) and not strides else _form(shape, strides)
+        places[number] = num_cut + len(gap), form
+        end, num_cut = begin + size, num_cut + len(gap) + 1
+    return (
+        [(block, dtype, _form((sum(cut), *row)), cut) for block, dtype, row, cut in pieces],
+        places,
+        views,
+    )
+
+
+def _form(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> _Form:
+    return shape, strides or tuple(prod(shape[axis:]) for axis in range(1, len(shape) + 1))
+
+
+def _key_of(batches: list[Batch], born: Sequence[torch.Tensor]) -> object:
+    """What decides how these are cut, if they are dicts of contiguous tensors that begin in one block."""
+    if len(born) != 1 or {*map(type, batches)} != {dict}:
+        return None
+    tensors = [*chain.from_iterable(map(dict.values, batches))]
+    if {*map(type, tensors)} == {torch.Tensor}:
+        with suppress(RuntimeError):  # of a sparse one
+            start = born[0].data_ptr()
+            offsets = [address - start for address in map(torch.Tensor.data_ptr, tensors)]
+            is_here = 0 <= min(offsets) <= max(offsets) < born[0].nbytes
+            if is_here and all(map(torch.Tensor.is_contiguous, tensors)):
+                return born[0].nbytes, *map(tuple, batches), *offsets, *map(_KIND, tensors)
+    return None
 
 
 class _Born:
@@ -152,17 +154,23 @@ class _Born:
     def __init__(self, pins: Pins, num_batches: int) -> None:
         self._pins, self._num_batches = pins, num_batches
         self.blocks: Blocks = []
-        self._free: list[npt.NDArray[np.uint8]] = []
+        # What is left of each, and the size of the first column in it.
+        self._free: list[tuple[npt.NDArray[np.uint8], int]] = []
 
     def __call__(self, size: int) -> npt.NDArray[np.uint8]:
         taken = -(-size // _ALIGNMENT) * _ALIGNMENT
-        fits = [number for number, free in enumerate(self._free) if len(free) >= taken]
+        # Small columns do not take what the larger ones of later batches need.
+        fits = [
+            number
+            for number, (free, first) in enumerate(self._free)
+            if len(free) >= taken > first // 4
+        ]
         if not fits:
             fits = [len(self.blocks)]
             self.blocks.append(self._pins.block(taken * self._num_batches))
-            self._free.append(self.blocks[-1].numpy())
-        free = self._free[fits[0]]
-        self._free[fits[0]] = free[taken:]
+            self._free.append((self.blocks[-1].numpy(), taken))
+        free, first = self._free[fits[0]]
+        self._free[fits[0]] = free[taken:], first
         return free[:size]
 
 
@@ -172,8 +180,7 @@ class _PinnedPacker(Packer):
     def __init__(self, pins: Pins, born: Sequence[torch.Tensor]) -> None:
         super().__init__(None)
         self._pins, self._most_bytes = pins, inf
-        self._born = sorted((block.data_ptr(), block) for block in born)
-        self._starts_at = [start for start, _ in self._born]
+        self._born = [(block.data_ptr(), block) for block in born]
 
     def node(self, part: Batch) -> Node:
         """See `Packer`; here parts may be of any kind."""
@@ -210,19 +217,16 @@ class _PinnedPacker(Packer):
         return (self._pins.whole, node) if node[0] is False else node
 
     def _made_here(self, tensor: torch.Tensor) -> View | None:
-        address, itemsize = tensor.data_ptr(), tensor.itemsize
-        number = bisect(self._starts_at, address) - 1
-        if number < 0:
-            return None
-        start, block = self._born[number]
-        offset = address - start
-        if offset >= block.nbytes or offset % itemsize:
-            return None
-        memory = self._starts.setdefault(start, len(self._memories))
-        if memory == len(self._memories):
-            self._memories.append(block)
-        strides = None if tensor.is_contiguous() else tensor.stride()
-        return memory, offset, tensor.dtype, tuple(tensor.shape), strides
+        address = tensor.data_ptr()
+        for start, block in self._born:
+            offset = address - start
+            if 0 <= offset < block.nbytes and not offset % tensor.itemsize:
+                memory = self._starts.setdefault(start, len(self._memories))
+                if memory == len(self._memories):
+                    self._memories.append(block)
+                strides = None if tensor.is_contiguous() else tensor.stride()
+                return memory, offset, tensor.dtype, tuple(tensor.shape), strides
+        return None
 
     def _new(self, num_bytes: int) -> memoryview:
         block = self._pins.block(num_bytes)
@@ -309,14 +313,11 @@ class Pins:
     def __init__(
         self, allocate: Callable[[int], torch.Tensor], device: torch.device | None = None
     ) -> None:
-        self._allocate, self.device = allocate, device
+        self.block, self.device = allocate, device
+        self._known: dict[object, tuple[Node, list[_Piece], list[_Place], tuple[View, ...]]] = {}
         self.share = DeviceShare()
         self.method = "pin_memory" if device is None else "to"
         self.whole = methodcaller(self.method, *[] if device is None else [device])
-
-    def block(self, num_bytes: int) -> torch.Tensor:
-        """Memory of at least that many bytes."""
-        return self._allocate(-(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
 
     def make(
         self, function: Callable[[], list[Batch]], num_batches: int, again: _Again | None = None
@@ -349,13 +350,18 @@ class Pins:
         again: _Again | None = None,
     ) -> Cut:
         """Batches in pinned memory; what is in `born` already is not copied."""
-        packer = _PinnedPacker(self, born)
-        node = packer.node(batches)
-        _, found, views = packer.message()
-        blocks = cast("Blocks", found)
-        sizes = tuple(block.nbytes for block in blocks)
-        places = cast("list[View]", views)  # all are in blocks here
-        return Cut(node, blocks, *_pieces_of(sizes, (*places,)), batches, places, again=again)
+        key = _key_of(batches, born)
+        how, blocks = self._known.get(key), [*born]
+        if how is None:
+            packer = _PinnedPacker(self, born)
+            node = packer.node(batches)
+            _, blocks, views = packer.message()  # type: ignore[assignment]  # all are in blocks here
+            how = node, *_pieces_of((*views,))
+            if key and blocks[-1] is born[0]:  # no copies follow it
+                if len(self._known) == 64:
+                    self._known.clear()
+                self._known[key] = how
+        return Cut(*how, blocks, batches, again)
 
     def collate(self, collate_fn: Callable[[Samples], Batch], samples: Samples) -> Batch:
         """A batch as a `collate_fn` makes it, in pinned memory."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from time import perf_counter, thread_time
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.profiler import record_function
@@ -183,11 +183,11 @@ class ReadAheadLoader(DataLoader[Value]):
     Args:
         dataset: A `TFRecordDataset` or `tfds.RLDSDataset`, or a `Subset`, `ConcatDataset` or
             `Mixture` of these.
-        num_threads: Threads that read ahead. Each prepares one batch, or up to 4 fast ones, and as
-            many more are ready. Beside a training loop that computes in Python these are as many as
-            take 20 ms, but at most 128 and 32 MiB, together 256 MiB. How far ahead a sampler is
-            asked for positions depends on that: let one of your own draw from a generator of its
-            own. None: see `usual_num_threads`.
+        num_threads: Threads that read ahead. Each prepares one batch, or up to 4 fast ones (8 in
+            pinned memory), and as many more are ready. Beside a training loop that computes in
+            Python these are as many as take 20 ms, but at most 128 and 32 MiB, together 256 MiB.
+            How far ahead a sampler is asked for positions depends on that: let one of your own
+            draw from a generator of its own. None: see `usual_num_threads`.
         device: Where batches go, by a `DevicePrefetcher`; None or "cpu" leaves them as they are.
         transform, label_key: As for `TFRecordDataset`; after the dataset's own.
         **dataloader_kwargs: For `DataLoader`: batch_size, shuffle, sampler, ...; `collate_fn`
@@ -243,11 +243,7 @@ class ReadAheadLoader(DataLoader[Value]):
         self._at_once = 1  # batches in the next task, also of the next iteration
 
     def __repr__(self) -> str:
-        size = (
-            self.batch_size
-            if self.batch_size is not None
-            else getattr(self.batch_sampler, "batch_size", None)
-        )
+        size = getattr(self if self.batch_size else self.batch_sampler, "batch_size", None)
         threads = 0 if self.num_workers else self.num_threads
         return (
             f"{type(self).__name__}({self.dataset!r}, batch_size={size}, num_workers={self.num_workers}, "
@@ -305,14 +301,13 @@ class _ReadAheadIterator(Iterator[Batch]):
 
     def __init__(self, loader: ReadAheadLoader, prefetcher: DevicePrefetcher | None) -> None:
         self._loader = loader
-        self._dataset = cast("StagedDataset", loader.dataset)
+        self._dataset: StagedDataset = loader.dataset  # type: ignore[assignment]
         # Now, as DataLoader does: a sampler may draw or warn.
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
         pins = None if prefetcher is None else prefetcher.pins
-        self._is_for_device = pins is not None
-        if loader.pin_memory and not self._is_for_device and _can_pin():
+        if loader.pin_memory and pins is None and _can_pin():
             pins = Pins(pinned_bytes)
         # The collate_fn may run ahead only if it is ours and no user's transform comes before it.
         collate_fn: _Collate = loader.collate_fn
@@ -320,9 +315,8 @@ class _ReadAheadIterator(Iterator[Batch]):
         is_ahead = is_ours and not self._dataset._has_user_transform
         # A thread of the prefetcher pins what your transform made.
         self._ahead = collate_fn if is_ahead else None
-        self._collate_fn = (
-            collate_fn if pins is None or self._is_for_device else partial(pins.collate, collate_fn)
-        )
+        is_copied = pins is not None and pins.device is None
+        self._collate_fn = partial(pins.collate, collate_fn) if is_copied else collate_fn  # type: ignore[union-attr]
         self._pins = pins if is_ahead else None
         if pins is not None:
             pins.share.num_threads = loader.num_threads
@@ -387,7 +381,8 @@ class _ReadAheadIterator(Iterator[Batch]):
         if self._ahead is None:
             with helped_by(self._pool):
                 return _finish(self._dataset, loaded, self._collate_fn)
-        _show(loaded)
+        if self._pins is None:  # else nothing was hidden
+            _show(loaded)
         return loaded
 
     def _start(self) -> None:
@@ -450,7 +445,7 @@ class _ReadAheadIterator(Iterator[Batch]):
         task = self._tasks.popleft()
         outcomes, number, self._loader._at_once = task.loading.result()
         for loaded, error in outcomes:
-            if isinstance(loaded, Cut) and not self._is_for_device:
+            if isinstance(loaded, Cut) and self._pins.device is None:  # type: ignore[union-attr]
                 self._loaded.extend((batch, None) for batch in loaded.on(loaded.blocks))
             else:
                 self._loaded.append((loaded, error))
@@ -531,7 +526,9 @@ def _load(
     worked = thread_time() - worked
     most = _MOST_BATCHES
     if perf_counter() - begin < worked * 9 / 8:
-        most, most_bytes = _FEW_BATCHES, min(_FEW_BYTES, most_bytes)
+        # Those that are pinned are copied together.
+        most = _FEW_BATCHES if pins is None else 2 * _FEW_BATCHES
+        most_bytes = min(_FEW_BYTES, most_bytes)
     number = sum(map(_num_batches, found))
     fit = _TASK_SECONDS * number // (worked or 1e-6)
     fit_bytes = most_bytes // max(_num_bytes(found[-1][0]), 1)

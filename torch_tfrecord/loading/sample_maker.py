@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from copy import copy
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -140,7 +140,7 @@ class SampleMaker:
         self.parser: SampleParser | None = None
         self._sources: dict[str, Callable[[list[RecordPlace]], Value]] = {}
         if hasattr(features, "single"):
-            self.parser = cast("SampleParser", features)
+            self.parser = features  # type: ignore[assignment]
         elif features is not None:
             self._sources, stored = _split_sources(features)
             # Features that are all a `Source` need no parser: no record is read.
@@ -269,7 +269,7 @@ class SampleMaker:
 
     def parse_batches(self, rows: RecordRows, borders: Sequence[int]) -> list[Samples]:
         """The decoded samples of several batches, as columns if possible."""
-        records = cast("PackedRecords", rows.records)
+        records: PackedRecords = rows.records  # type: ignore[assignment]
         # In parts for which NumPy does not let the GIL go.
         firsts = range(0, len(records), 500)
         count("bytes", sum([records.lengths[first : first + 500].sum() for first in firsts]))
@@ -295,8 +295,8 @@ class SampleMaker:
             return SampleList(rows_of(columns), rows.places)
 
         def parse_again() -> Columns:
-            (batch,) = cast("list[ColumnBatch]", self.parse_batches(rows, (0, len(rows.records))))
-            return batch.columns
+            (batch,) = self.parse_batches(rows, (0, len(rows.records)))
+            return batch.columns  # type: ignore[attr-defined]
 
         return ColumnBatch(columns, len(rows.records), rows.places, parse_again)
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
@@ -111,14 +112,11 @@ View: TypeAlias = tuple[int, int, torch.dtype, tuple[int, ...], tuple[int, ...] 
 
 
 def _reduce(batch: _Sent) -> _Reduced:
-    plain = batch.kind(batch)
     with Phase("transport"):
         # First all tensors are found, then placed: how much must be copied is known only then.
         packer = Packer(worker_memory())
-        node = packer.node(plain)
-        if packer.is_worth_it:
-            return _unpack, (*packer.message(), node)
-    return type(plain), (plain,)
+        node = packer.node(batch.kind(batch))
+        return _unpack, (*packer.message(), node)
 
 
 def _reduce_sample(sample: Sample) -> _Reduced:
@@ -150,11 +148,6 @@ class Packer:
         self._starts: dict[int, int] = {}  # from the start of a piece to its number in `_memories`
         self._memories: list[_Memory] = []
         self._sources: list[View | None] = []
-
-    @property
-    def is_worth_it(self) -> bool:
-        """Whether this is faster than letting torch send each tensor."""
-        return len(self._tensors) > (self._memory is None)
 
     def node(self, part: Batch) -> Node:
         """The node from which `_unpack` builds the part."""
@@ -219,8 +212,7 @@ class Packer:
         if self._memory is None:
             return None
         shape, strides = tuple(tensor.shape), None if tensor.is_contiguous() else tensor.stride()
-        num_bytes = tensor.nbytes if strides is None else span(shape, strides) * tensor.itemsize
-        found = self._memory.send(tensor.data_ptr(), num_bytes)
+        found = self._memory.send(tensor.data_ptr(), span(shape, strides) * tensor.itemsize)
         if found is None:
             return None
         start, offset = found
@@ -235,15 +227,17 @@ class Packer:
         """Copy tensors into new memory, one after another."""
         sizes = [-(-self._tensors[number].nbytes // _ALIGNMENT) * _ALIGNMENT for number in numbers]
         memory = self._new(sum(sizes))
-        for number, end, size in zip(numbers, accumulate(sizes), sizes, strict=True):
+        for number, begin in zip(numbers, accumulate(sizes, initial=0), strict=False):
             tensor = self._tensors[number]
             shape, strides = tuple(tensor.shape), None
             # channels last stays so
             if not tensor.is_contiguous() and span(shape, tensor.stride()) == tensor.numel():
                 strides = tensor.stride()
-            source = len(self._memories) - 1, end - size, tensor.dtype, shape, strides
-            as_array(view_of(memory, source))[...] = as_array(tensor)
-            self._sources[number] = source
+            array = as_array(tensor)
+            # by NumPy's own arrays: torch would let go of the GIL for each
+            view = np.ndarray(shape, array.dtype, memory, begin, strides and array.strides)
+            view[...] = array
+            self._sources[number] = len(self._memories) - 1, begin, tensor.dtype, shape, strides
 
     def _new(self, num_bytes: int) -> memoryview:
         if num_bytes <= _SMALL_BYTES:
@@ -251,14 +245,14 @@ class Packer:
             self._memories.append(small)
             return memoryview(small)
         piece = None if self._memory is None else self._memory.piece(num_bytes)
-        if self._memory is None or piece is None:
+        if piece is None:
             shared = torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
             self._memories.append(shared)
             return shared.numpy().data
         memory = memoryview(piece)
         address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-        start, _ = self._memory.send(address, num_bytes)  # type: ignore[misc]
-        self._memories.append(self._memory.hold(start))
+        start, _ = self._memory.send(address, num_bytes)  # type: ignore[misc, union-attr]
+        self._memories.append(self._memory.hold(start))  # type: ignore[union-attr]
         return memory
 
 
@@ -272,7 +266,7 @@ def _unpack(
 
 def _memory(name: MemoryName | None, memory: _Memory) -> memoryview:
     if isinstance(memory, tuple):
-        return memoryview(attach(cast("MemoryName", name), *memory))
+        return memoryview(attach(name, *memory))  # type: ignore[arg-type]
     return memoryview(memory if isinstance(memory, bytearray) else memory.numpy().data)
 
 
@@ -295,15 +289,16 @@ def view_of(memory: memoryview, source: View) -> torch.Tensor:
     # Not slices of one tensor: those share a version counter, so writing to one would break
     # backward for all of them.
     _, offset, dtype, shape, strides = source
-    if strides is None:
-        flat = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=offset)
-        return flat if len(shape) == 1 else flat.view(shape)
     flat = torch.frombuffer(memory, dtype=dtype, count=span(shape, strides), offset=offset)
-    return flat.as_strided(shape, strides)
+    if strides is not None:
+        return flat.as_strided(shape, strides)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
-def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def span(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> int:
     """The number of items from the first to the last, both included."""
+    if strides is None:
+        return math.prod(shape)
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
