@@ -304,7 +304,7 @@ def _check_whole(number, rng):
         if is_true:
             assert list(ds.__getitems__(order)) == [data.records[each] for each in order]
             file = InflatedFile(
-                open_file(path), stream.kind, len(data.content), found._points, InflatedFiles()
+                open_file(path), stream.kind, len(data.content), found._points, InflatedFiles(), 0
             )
             for _ in range(5):
                 at, size = rng.randrange(len(data.content) + 9), rng.choice([1, 99, 9999, 1 << 20])
@@ -347,7 +347,7 @@ def _check_damaged(kept, salt, edits):
     else:
         files = RecordFiles(RecordTable([path], [index]))
         facts = stream.kind, len(data.content), points, InflatedFiles()
-        file, _ = outcome(InflatedFile, open_file(path), *facts, errors=IndexMismatchError)
+        file, _ = outcome(InflatedFile, open_file(path), *facts, 0, errors=IndexMismatchError)
         if file is None:
             return
         files._sources.find(0, lambda _: file)
