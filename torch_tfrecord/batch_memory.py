@@ -180,7 +180,7 @@ def empty_bytes(size: int) -> _Bytes:
 
     The operating system clears fresh memory page by page, and it is not in any cache: for
     normalised images that takes a tenth of the time of decoding, for columns of numbers as long as
-    parsing. So the compiled core keeps up to 128 MiB of freed memory in each process. In a
+    parsing. So the compiled core keeps up to 384 MiB of freed memory in each process. In a
     DataLoader worker it is memory that the main process can read, too: see `shared_memory`. Safe
     from several threads.
     """

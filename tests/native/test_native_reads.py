@@ -135,6 +135,18 @@ def test_the_compiled_read_stays_inside_file_and_buffer(tmp_path):
         read([(0, 0, 40, 0)], facts=[(source.hold().number, 40)] * 65)
 
 
+def test_a_file_is_opened_and_read_by_one_call(tmp_path):
+    (tmp_path / "x").write_bytes(b"abcdefgh")
+    path, buffer = bytes(tmp_path / "x"), bytearray(12)
+    assert frames.read_file(path, 2, memoryview(buffer)[4:9])
+    assert buffer == bytes(4) + b"cdefg" + bytes(3)
+    assert not frames.read_file(path, 4, memoryview(buffer)[:5])  # one more than there are
+    assert not frames.read_file(path, -1, memoryview(buffer)[:5])
+    assert not frames.read_file(path + b"y", 0, memoryview(buffer)[:5])
+    assert not frames.read_file(bytes(tmp_path), 0, memoryview(buffer)[:5])
+    assert buffer[5:] == b"defg" + bytes(3)
+
+
 def test_finding_needs_arrays_that_fit():
     ends, borders = np.array([2]), np.array([0, 20, 40])
     for arrays in ((ends, borders, (2, 1)), (ends, borders, (3, 2)), (ends, borders[:2], (3, 1))):

@@ -210,6 +210,18 @@ def test_a_file_that_was_cut_or_grew(folder, storage, length):
     assert folder_bytes(folder) <= ENOUGH
 
 
+def test_sectors_that_go_after_they_were_checked_are_fetched_alone(folder, storage):
+    cache = DiskCache(folder, ENOUGH)
+    epoch(storage, cache)
+    assert epoch(storage, cache) == 0
+    gone, cut = copies(folder)[:2]
+    gone.unlink()
+    os.truncate(cut, 100)
+    storage.fetched_bytes()
+    assert epoch(storage, cache) == 2 * 4092 / sum(SIZES)
+    assert epoch(storage, cache) == 0
+
+
 @pytest.mark.parametrize("content", [b"precious" * 10_000, b"p", bytes(100_000), b"tfrecord"])
 def test_another_file_in_its_place_is_left_alone(folder, storage, content):
     os.mkdir(folder)

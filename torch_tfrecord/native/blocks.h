@@ -10,7 +10,7 @@
 #include <stdlib.h>
 
 #define BLOCKS_PLACES 64 /* fast batches are made several at a time */
-#define BLOCKS_KEPT_BYTES ((size_t)128 << 20) /* of all that are kept */
+#define BLOCKS_KEPT_BYTES ((size_t)384 << 20) /* of all that are kept: eight threads' large batches come and go together */
 #define BLOCKS_HEADER 64                      /* so that data is aligned as the widest instructions like it */
 
 typedef struct {

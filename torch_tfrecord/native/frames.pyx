@@ -18,6 +18,7 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
+from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open
 
 from torch_tfrecord.native.jobs cimport Job
 
@@ -48,7 +49,7 @@ cdef extern from "<sys/uio.h>":
     ssize_t preadv(int fd, const iovec *parts, int count, off_t offset) noexcept nogil
 
 __all__ = ["MOST_SOURCES", "ReadJob", "checksum_by", "copy", "crc32c", "find", "headers", "integers", "plan_reads",
-           "read_record", "slices", "walk"]
+           "read_file", "read_record", "slices", "walk"]
 
 crc32c_init()
 checksum_by = crc32c_name.decode()
@@ -471,6 +472,19 @@ cdef bint find_records(Reading *plan, int64_t end) noexcept nogil:
 
 cdef inline bint is_planned(const Reading *plan, int64_t number, int64_t size) noexcept nogil:
     return _is_record(plan.data, size, plan.places[number] - _HEADER, plan.lengths[number], plan.verify)
+
+
+def read_file(const char *path, int64_t offset, uint8_t[::1] target):
+    """Fill the target, which is not empty, with the bytes of a file from an offset on; False where they do not all come.
+    The file is opened, read and closed without the GIL, which a thread would wait for each time.
+    """
+    cdef Py_ssize_t size = target.shape[0], got
+    cdef int fd
+    with nogil:
+        fd = open(path, O_RDONLY | O_CLOEXEC)
+        got = pread(fd, &target[0], size, offset)
+        close(fd)
+    return got == size
 
 
 def read_record(int fd, int64_t offset, int64_t length, bint verify):

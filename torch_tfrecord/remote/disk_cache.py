@@ -25,18 +25,20 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import accumulate
 from typing import TypeAlias
 
 from crc32c import crc32c
 
 from torch_tfrecord.arguments import PathLike, at_least
 from torch_tfrecord.errors import warn
+from torch_tfrecord.native import native_module
 from torch_tfrecord.per_process import PerProcess
 from torch_tfrecord.remote.store import FileRange, RemotePart
 from torch_tfrecord.shown import printable, without_signature
 
-__all__ = ["DiskCache", "Finish", "cache_info"]
+__all__ = ["DiskCache", "Finish", "Places", "cache_info"]
 
 STATE_NAME = "torch_tfrecord.cache"
 LEAST_BYTES = 1 << 14
@@ -57,7 +59,10 @@ _IDLE_SECONDS = 600.0
 
 _Bytes: TypeAlias = "bytes | memoryview"
 _Sector: TypeAlias = "tuple[RemotePart, int]"  # the file, and the sector's first byte
+_Piece: TypeAlias = "tuple[int, int, int]"  # first byte in the sector, size, place in the buffer
 Finish: TypeAlias = "Callable[[Sequence[_Bytes]], list[_Bytes]]"
+Places: TypeAlias = "tuple[Sequence[int], memoryview]"
+"""Where the bytes of each range begin in a buffer, and the buffer."""
 
 
 @dataclass
@@ -126,34 +131,37 @@ class DiskCache:
         self._own = f"{self.folder}/{_hash(group)}"
         self._of_process = PerProcess(_OfProcess)
 
-    def start(self, ranges: Sequence[FileRange]) -> tuple[list[FileRange], Finish]:
-        """Begin to read ranges of any files, together.
+    def start(
+        self, ranges: Sequence[FileRange], places: Places | None = None
+    ) -> tuple[list[FileRange], Finish]:
+        """Begin to read ranges of any files to their places, or to new memory, together.
 
         Returns:
             The ranges that must be fetched, in whole sectors where there is room for them, and a
             function from its bytes to those of each range.
         """
         mine = self._of_process.get()
+        ends = [*accumulate((end - begin for _, begin, end in ranges), initial=0)]
+        mine.hit_bytes += ends[-1]
+        starts, target = places or (ends[:-1], memoryview(bytearray(ends[-1])))
         if mine.look_at <= time.monotonic():
             self._change()
-        asked: dict[_Sector, tuple[int, int]] = {}
-        for file, begin, end in ranges:
+        asked: dict[_Sector, list[_Piece]] = {}
+        for (file, begin, end), start in zip(ranges, starts, strict=True):
             for at in _sectors(begin, end):
-                low, high = asked.get((file, at), (end, begin))
-                asked[file, at] = min(low, max(begin, at)), max(high, min(end, at + _SECTOR_BYTES))
+                low, high = max(begin - at, 0), min(end - at, _SECTOR_BYTES)
+                asked.setdefault((file, at), []).append((low, high - low, start + at + low - begin))
         self._drop_old_versions({file for file, _ in asked} - mine.checked.keys())
-        have: dict[_Sector, tuple[int, _Bytes]] = {}  # first byte, and bytes
         missing, new, room = list[FileRange](), set[_Sector](), mine.room
         for sector in sorted(asked, key=lambda sector: (sector[0].path, sector[1])):
-            (file, at), (low, high) = sector, asked[sector]
-            data = self._read(sector, low - at, high - at)
-            if data is not None:
-                have[sector] = low, data
-                mine.hit_bytes += high - low
+            (file, at), pieces = sector, asked[sector]
+            if self._read(sector, pieces, target):
                 continue
+            mine.hit_bytes -= sum(size for _, size, _ in pieces)
             size = _size(sector)
-            if room >= _pages(size + 4):
-                room -= _pages(size + 4)
+            low, high = at + min(pieces)[0], at + max(low + size for low, size, _ in pieces)
+            if room >= (num_bytes := _pages(size + 4)):
+                room -= num_bytes
                 new.add(sector)
                 low, high = at, at + size
             if missing and (missing[-1].file, missing[-1].end) == (file, low):
@@ -161,20 +169,22 @@ class DiskCache:
             else:
                 missing.append(FileRange(file, low, high))
 
-        def bytes_of(file: RemotePart, begin: int, end: int) -> _Bytes:
-            found = [(at, *have[file, at]) for at in _sectors(begin, end)]
-            parts = [memoryview(data)[max(begin, at) - low : end - low] for at, low, data in found]
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
         def finish(fetched: Sequence[_Bytes]) -> list[_Bytes]:
+            kept: dict[_Sector, _Bytes] = {}
             for (file, begin, end), data in zip(missing, fetched, strict=True):
                 mine.fetched_bytes += len(data)
                 for at in _sectors(begin, end):
-                    low, last = max(begin, at) - begin, at + _SECTOR_BYTES - begin
-                    have[file, at] = begin + low, memoryview(data)[low:last]
-            if new or mine.look_at <= time.monotonic():
-                self._change(kept={sector: have[sector][1] for sector in new})
-            return [bytes_of(*wanted) for wanted in ranges]
+                    low = max(begin - at, 0)
+                    part = memoryview(data)[at + low - begin : at + _SECTOR_BYTES - begin]
+                    _put(target, asked[file, at], part, low)
+                    if (file, at) in new:
+                        kept[file, at] = part
+            if kept or mine.look_at <= time.monotonic():
+                self._change(kept=kept)
+            return [
+                target[start : start + end - begin]
+                for (_, begin, end), start in zip(ranges, starts, strict=True)
+            ]
 
         return missing, finish
 
@@ -200,27 +210,27 @@ class DiskCache:
         if old:
             self._change(removed=old)
 
-    def _read(self, sector: _Sector, low: int, high: int) -> bytes | None:
-        """Bytes of a sector; None where it is not there, or is damaged: that is looked for once."""
-        checked = self._of_process.get().checked.get(sector[0])
+    def _read(self, sector: _Sector, pieces: Sequence[_Piece], target: memoryview) -> bool:
+        """Read pieces of a sector to their places; False where it is not there, or is damaged: that is looked
+        for once.
+        """
+        checked, native = self._of_process.get().checked.get(sector[0]), native_module("frames")
         if checked is None:
-            return None
-        file, is_known = self._path_of(sector), sector[1] in checked
-        with contextlib.suppress(OSError), open(file, "rb", buffering=0) as opened:  # noqa: PTH123
-            if is_known:
-                data = os.pread(opened.fileno(), high - low, low)
-            else:
-                content = opened.read()
-                is_known = _checksum(content[:-4]) == content[-4:]
-                data = content[low : min(high, len(content) - 4)]
-            if is_known and len(data) == high - low:
+            return False
+        path = self._path_of(sector)
+        if native and sector[1] in checked:
+            name = os.fsencode(path)
+            if all(native.read_file(name, low, target[at : at + n]) for low, n, at in pieces):
+                return True
+        with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123
+            data = memoryview(file.read())
+            if len(data) == _size(sector) + 4 and _checksum(data[:-4]) == data[-4:]:
                 checked.add(sector[1])
-                return data
-        return None
+                _put(target, pieces, data)
+                return True
+        return False
 
-    def _change(
-        self, removed: Iterable[str] = (), kept: Mapping[_Sector, _Bytes] | None = None
-    ) -> None:
+    def _change(self, removed: Iterable[str] = (), kept: Mapping[_Sector, _Bytes] = {}) -> None:
         """Open the folder, remove and keep sectors, make room, count what was read, and say that the
         data set is in use; where that fails, warn, and keep nothing for a while.
         """
@@ -248,7 +258,7 @@ class DiskCache:
                     since, others = time.time() - _IDLE_SECONDS, {*_folders(self.folder)}
                     others.discard(self._own)
                     state.remove(group for group in others if os.path.getmtime(group) < since)
-                for sector, data in (kept or {}).items():
+                for sector, data in kept.items():
                     if len(data) == _size(sector):  # else the answer was cut
                         self._write(state, self._path_of(sector), data)
                 mine.room = state.max_bytes - state.disk_bytes
@@ -279,7 +289,7 @@ class DiskCache:
             return
         state.disk_bytes += num_bytes
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-        with open(new, "wb", opener=_private) as file:
+        with open(new, "wb", opener=partial(os.open, mode=0o600)) as file:
             file.write(data)
             file.write(_checksum(data))
         os.replace(new, path)
@@ -300,6 +310,12 @@ def _name(file: RemotePart) -> str:
 def _sectors(begin: int, end: int) -> range:
     """The first bytes of the sectors of a range."""
     return range(begin - begin % _SECTOR_BYTES if begin < end else end, end, _SECTOR_BYTES)
+
+
+def _put(target: memoryview, pieces: Iterable[_Piece], data: memoryview, first: int = 0) -> None:
+    """Copy pieces of a sector, whose bytes are there from the first on."""
+    for low, size, place in pieces:
+        target[place : place + size] = data[low - first :][:size]
 
 
 def _size(sector: _Sector) -> int:
@@ -366,10 +382,6 @@ def _lock(path: str) -> int:
                 raise
         os.close(fd)
         time.sleep(_LOCK_WAIT_SECONDS)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _checksum(data: _Bytes) -> bytes:

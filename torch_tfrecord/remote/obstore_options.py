@@ -126,7 +126,8 @@ def _s3(bucket: str, left: dict[str, Any]) -> ObstoreConfig:
     inner = _mapping(left, "client_kwargs")
     config |= _take(inner, _S3_CLIENT_NAMES)
     config |= _take(left, {"endpoint_url": "endpoint"})
-    _check_empty(inner)
+    if inner:
+        raise _NoCounterpartError
     profile = left.pop("profile", None)
     if not config.get("skip_signature") and "access_key_id" not in config:
         config = _aws_profile(profile) | config
@@ -233,7 +234,8 @@ def _http(address: str, left: dict[str, Any]) -> ObstoreConfig:
     headers = _mapping(left, "headers")
     inner = _mapping(left, "client_kwargs")
     headers |= _mapping(inner, "headers")
-    _check_empty(inner)
+    if inner:
+        raise _NoCounterpartError
     is_plain = all(
         name.lower() in _STAYS and isinstance(value, str) for name, value in headers.items()
     )
@@ -271,11 +273,6 @@ def _mapping(left: dict[str, Any], name: str) -> dict[str, Any]:
     if inner is not None and not isinstance(inner, Mapping):
         raise _NoCounterpartError
     return {key: value for key, value in (inner or {}).items() if value is not None}
-
-
-def _check_empty(inner: Mapping[str, Any]) -> None:
-    if inner:
-        raise _NoCounterpartError
 
 
 def _plain_http(address: str | None) -> dict[str, Any]:

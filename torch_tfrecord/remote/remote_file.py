@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-import numpy as np
 from crc32c import crc32c
 
 from torch_tfrecord.errors import os_error
@@ -49,14 +48,13 @@ _Range: TypeAlias = "tuple[FileSource, int, int, int, int]"
 
 def _read_together(ranges: Sequence[_Range], buffer: memoryview) -> None:
     """Ranges of any files, by requests at once; see `FileSource.together`."""
-    target, parts, places, access = np.frombuffer(buffer, np.uint8), [], [], Access.DEFAULT
+    parts, starts, access = list[FileRange](), list[int](), Access.DEFAULT
     for file, _, begin, end, start in ranges:
         if isinstance(file, RemoteFile):
             parts.append(FileRange(file.part, begin, end))
-            places.append(target[start : start + end - begin])
+            starts.append(start)
             access = file.access
-    for place, data in zip(places, Started(parts, access, places).answers(), strict=False):
-        place[:] = np.frombuffer(data, np.uint8)
+    Started(parts, access, (starts, buffer)).answers()
 
 
 class RemoteFile(FileSource):
@@ -250,9 +248,8 @@ class FilesAhead:
         with self._lock:
             if path not in self._next and path in self._left:
                 self._next.clear()
-                while self._left[0] != path:
-                    self._left.popleft()
-                self._left.popleft()
+                while self._left.popleft() != path:
+                    pass
             while path in self._next and (first := next(iter(self._next))) != path:
                 del self._next[first]
             return self.adopt((self._next.pop(path, None) or self._begin(path)).answers()[0])
@@ -365,7 +362,7 @@ class BlockMemory:
 
         with self._turn.get():
             block = self._blocks.find(key, begin)
-            if not block.has_failed and block.begin <= offset < block.end:
-                return block
-            self._blocks.drop(key)
-            return self._blocks.find(key, begin)
+            if block.has_failed or not block.begin <= offset < block.end:
+                self._blocks.drop(key)
+                block = self._blocks.find(key, begin)
+            return block

@@ -80,10 +80,6 @@ class RemoteNames:
         """
         return glob.has_magic(path) and not (path.startswith("http") and "?" in path)
 
-    def listing(self, path: str) -> list[str]:
-        """The files of a folder."""
-        return self._listed(path, recursive=False)
-
     def entries(self, folder: str) -> list[str]:
         """The names of what is in a folder: files and folders.
 
@@ -104,7 +100,7 @@ class RemoteNames:
         folder, wanted = f"{scheme}://{'/'.join(parts[:first])}", parts[first:]
         try:
             # One listing, also of folders below: a request for each of them would take longer.
-            names = self._listed(folder, recursive=len(wanted) > 1 or wanted == ["**"])
+            names = self.listing(folder, recursive=len(wanted) > 1 or wanted == ["**"])
         except FileNotFoundError:
             return []
         begin, is_shown = len(folder.rstrip("/")) + 1, parts[-1].startswith(".")
@@ -147,7 +143,8 @@ class RemoteNames:
         except (RemoteError, OSError):
             return []
 
-    def _listed(self, folder: str, *, recursive: bool) -> list[str]:
+    def listing(self, folder: str, *, recursive: bool = False) -> list[str]:
+        """The files of a folder, or all below it."""
         if folder.startswith("http"):
             folder = (
                 f"{folder.rstrip('/')}/"  # else the links on its page are those of the folder above
@@ -388,8 +385,7 @@ class _Storages:
     ) -> FileSource:
         if info and (is_current or store_of(path, access)[0].checks_etag):
             return RemoteFile(path, access, info)
-        (file,) = begin_opening(RemoteFile, path, access).answers()
-        return cast("RemoteFile", file)
+        return cast("RemoteFile", begin_opening(RemoteFile, path, access).answers()[0])
 
 
 STORAGES = _Storages()

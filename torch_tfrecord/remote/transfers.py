@@ -10,21 +10,18 @@ import functools
 import os
 import random
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from torch_tfrecord.errors import CorruptRecordError, RemoteError, os_error
 from torch_tfrecord.files import Access
 from torch_tfrecord.per_process import PerProcess
-from torch_tfrecord.remote.disk_cache import DiskCache, Finish
+from torch_tfrecord.remote.disk_cache import DiskCache, Finish, Places
 from torch_tfrecord.remote.store import FileRange, Store, StoreError
 from torch_tfrecord.remote.stores import store_of
 from torch_tfrecord.shown import without_secrets
@@ -275,7 +272,7 @@ def _end() -> None:
     _ENGINE.get().end()
 
 
-_Bytes: TypeAlias = "npt.NDArray[np.uint8]"
+_Bytes: TypeAlias = "bytes | memoryview"
 
 LARGEST_PIECE = 8 << 20
 """A request asks for about so many bytes at most."""
@@ -285,20 +282,18 @@ _SMALLEST_PIECE = 1 << 20
 _FEWEST_REQUESTS = 16  # that a read is split into, unless its pieces would be smaller
 
 
-def _job(wanted: FileRange, place: _Bytes | None) -> Job:
-    """The request of a range; with a place its bytes go there, and nothing is answered."""
+def _job(wanted: FileRange, place: memoryview | None) -> Job:
+    """The request of a range; with a place its bytes go there, and are not answered."""
     (path, _, etag, _), begin, end = wanted
 
-    def call(store: Store, name: str) -> bytes | memoryview | None:
+    def call(store: Store, name: str) -> _Bytes:
         data = store.read_range(name, begin, end, etag)
         if len(data) != end - begin:
             raise StoreError(f"expected {end - begin} bytes, got {len(data)}")
         if place is None:
             return data
-        # Here, as each arrives: one thread that copies all of a batch would wait for the GIL after
-        # each.
-        place[:] = np.frombuffer(data, np.uint8)
-        return None
+        place[: end - begin] = data  # here, as each arrives
+        return b""
 
     return Job(path, f"bytes {begin} to {end}", end - begin, call)
 
@@ -325,7 +320,7 @@ class Started:
     Args:
         ranges: What is read.
         access: How it is reached.
-        places: Where the bytes of each go, unless there is a cache.
+        places: Where the bytes of each begin in a buffer, and the buffer.
 
     Attributes:
         piece_bytes: Size of each request; None for as few as are quick.
@@ -334,18 +329,16 @@ class Started:
     piece_bytes: int | None = None
 
     def __init__(
-        self, ranges: Sequence[FileRange], access: Access, places: Sequence[_Bytes] | None = None
+        self, ranges: Sequence[FileRange], access: Access, places: Places | None = None
     ) -> None:
         self._finish: Finish = list
         if isinstance(access.cache, DiskCache) and all(map(is_known, ranges)):
-            (ranges, self._finish), places = access.cache.start(ranges), None
+            (ranges, self._finish), places = access.cache.start(ranges, places), None
         pieces = _pieces(ranges, self.piece_bytes)
-        self._numbers, self._places, jobs = [number for number, _ in pieces], places, []
-        self._num_ranges = len(ranges)
+        self._counts, jobs = Counter(number for number, _ in pieces), []
         for number, piece in pieces:
-            first = ranges[number].begin
-            part = slice(piece.begin - first, piece.end - first)
-            jobs.append(_job(piece, places[number][part] if places else None))
+            start = places[0][number] + piece.begin - ranges[number].begin if places else 0
+            jobs.append(_job(piece, places and places[1][start:]))
         self._transfer = Transfer(jobs, access)
 
     @property
@@ -353,17 +346,14 @@ class Started:
         """Whether it could not be read."""
         return self._transfer.has_failed
 
-    def answers(self) -> list[bytes | memoryview]:
+    def answers(self) -> list[_Bytes]:
         """The bytes of each range, when they are there; nothing where they went to their places.
 
         Raises:
             RemoteError, OSError, CorruptRecordError: For the range that fails first; see `requests`.
         """
-        parts: list[list[bytes | memoryview]] = [[] for _ in range(self._num_ranges)]
-        for number, data in zip(self._numbers, self._transfer.answers(), strict=True):
-            parts[number].append(data)
-        if self._places:
-            return []
+        found = iter(self._transfer.answers())
+        parts = [[*islice(found, num_parts)] for num_parts in self._counts.values()]
         return self._finish([each[0] if len(each) == 1 else b"".join(each) for each in parts])
 
 

@@ -629,7 +629,7 @@ def read_frames(
     record, found = windows[0][0].record, list[list[bytes]]()
     rows_of = [frames.places[first:stop] for frames, first, stop in windows]
     # The values of a list follow one another: a window is one piece of its file.
-    ends = [(int(rows[0, 0]), int(rows[-1, 0] + rows[-1, 1])) for rows in rows_of]
+    ends = [(rows[0, 0], rows[-1, 0] + rows[-1, 1]) for rows in rows_of]
     begins, stops = np.array(ends, np.int64).T
     files = np.array([frames.record.file for frames, _, _ in windows])
     try:
