@@ -117,6 +117,27 @@ def test_all_that_is_missing_is_fetched_together_and_joined(folder, storage):
     assert len(calls) == 1
 
 
+def test_a_sector_that_another_batch_fetches_is_not_fetched_whole_again(
+    folder, storage, monkeypatch
+):
+    cache = DiskCache(folder, ENOUGH)
+    one, other = (FileRange(storage.files[0], 5000 + at, 5100 + at) for at in (0, 200))
+    first, finish_first = cache.start([one])
+    second, finish_second = cache.start([other])
+    assert [tuple(missing[0][1:]) for missing in (first, second)] == [(4092, 8184), (5200, 5300)]
+    for wanted, missing, finish in ((other, second, finish_second), (one, first, finish_first)):
+        assert bytes(finish(storage.fetch(missing))[0]) == storage.bytes_of(wanted)
+    assert cache.start([one, other])[0] == []
+    # One that is never finished is fetched by others, in a while.
+    dropped = FileRange(storage.files[1], 0, 10)
+    assert cache.start([dropped])[0][0].end == 4092
+    assert cache.start([dropped])[0][0].end == 10
+    monkeypatch.setattr(
+        f"{CACHE}.time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60, time=time.time)
+    )
+    assert cache.start([dropped])[0][0].end == 4092
+
+
 # Versions and groups.
 
 

@@ -104,6 +104,7 @@ class _OfProcess:
         self.room = 0  # bytes that may be kept, as it was at the latest look
         self.hit_bytes = self.fetched_bytes = 0
         self.checked: dict[RemotePart, set[int]] = {}  # sectors whose checksum fits
+        self.coming = set[_Sector]()  # those that are being fetched
 
 
 class DiskCache:
@@ -145,6 +146,7 @@ class DiskCache:
         mine.hit_bytes += ends[-1]
         starts, target = places or (ends[:-1], memoryview(bytearray(ends[-1])))
         if mine.look_at <= time.monotonic():
+            mine.coming.clear()  # some were never finished
             self._change()
         asked: dict[_Sector, list[_Piece]] = {}
         for (file, begin, end), start in zip(ranges, starts, strict=True):
@@ -160,7 +162,8 @@ class DiskCache:
             mine.hit_bytes -= sum(size for _, size, _ in pieces)
             size = _size(sector)
             low, high = at + min(pieces)[0], at + max(low + size for low, size, _ in pieces)
-            if room >= (num_bytes := _pages(size + 4)):
+            # Of one that another batch fetches only what is wanted: nobody waits for another.
+            if room >= (num_bytes := _pages(size + 4)) and sector not in mine.coming:
                 room -= num_bytes
                 new.add(sector)
                 low, high = at, at + size
@@ -168,6 +171,8 @@ class DiskCache:
                 missing[-1] = missing[-1]._replace(end=high)
             else:
                 missing.append(FileRange(file, low, high))
+
+        mine.coming |= new
 
         def finish(fetched: Sequence[_Bytes]) -> list[_Bytes]:
             kept: dict[_Sector, _Bytes] = {}
@@ -181,6 +186,7 @@ class DiskCache:
                         kept[file, at] = part
             if kept or mine.look_at <= time.monotonic():
                 self._change(kept=kept)
+            mine.coming -= new
             return [
                 target[start : start + end - begin]
                 for (_, begin, end), start in zip(ranges, starts, strict=True)
