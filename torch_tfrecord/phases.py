@@ -105,7 +105,7 @@ class Counters:
     def __init__(self, num_workers: int = 0) -> None:
         import torch
 
-        self.table = torch.zeros(num_workers + 1, len(_COUNTED), dtype=torch.float64)
+        self.table = torch.zeros(num_workers + 1, len(_COUNTED), dtype=torch.float64, device="cpu")
         if num_workers:
             self.table.share_memory_()
         self._row = self.table[0].numpy()

@@ -92,7 +92,12 @@ def sparse(
     # The caller has checked the indices, and torch would read them all again.
     choose_sparse_checks()
     return torch.sparse_coo_tensor(
-        indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
+        indices,
+        values,
+        shape,
+        is_coalesced=is_coalesced,
+        check_invariants=False,
+        device=values.device,
     )
 
 

@@ -549,5 +549,7 @@ def _numbers(memory: _Memory, dtype: torch.dtype) -> torch.Tensor:
     # torch.frombuffer refuses memory of 0 bytes.
     has_values = memoryview(memory).nbytes > 0
     return mark_ragged(
-        torch.frombuffer(memory, dtype=dtype) if has_values else torch.empty(0, dtype=dtype)
+        torch.frombuffer(memory, dtype=dtype)
+        if has_values
+        else torch.empty(0, dtype=dtype, device="cpu")
     )

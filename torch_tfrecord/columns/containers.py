@@ -383,7 +383,7 @@ def _sparse_rows(
 
 def _is_ascending(indices: torch.Tensor) -> bool:
     """Whether indices [ndim, nnz] are sorted without duplicates, which torch calls coalesced."""
-    is_less = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool)
+    is_less = torch.zeros(max(indices.shape[1] - 1, 0), dtype=torch.bool, device=indices.device)
     # From the last dimension on: an earlier one decides, and only its ties ask the later ones.
     for axis in reversed(indices):
         is_less = (axis[:-1] < axis[1:]) | ((axis[:-1] == axis[1:]) & is_less)
@@ -431,7 +431,9 @@ def _stack_sparse(samples: Sequence[Value]) -> torch.Tensor | SparseList:
         raise ValueError(f"expected sparse samples of equal size, got {sorted(shapes)}")
     places, values = zip(*map(_sparse_parts, samples), strict=True)
     # The sample's number becomes the first index of each of its values.
-    rows = torch.repeat_interleave(torch.tensor([part.shape[1] for part in places]))
+    rows = torch.repeat_interleave(
+        torch.tensor([part.shape[1] for part in places], device=places[0].device)
+    )
     indices = torch.cat([rows[None], torch.cat(places, dim=1)])
     is_list = isinstance(samples[0], SparseList)
     joined = list(chain.from_iterable(values)) if is_list else torch.cat(values)

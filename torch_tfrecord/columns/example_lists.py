@@ -309,7 +309,7 @@ class ExampleListParser(PartParser):
         starts, lengths = np.zeros((2, *is_own.shape), np.int64)
         starts[is_own], lengths[is_own] = examples.starts, examples.lengths
         examples = PackedRecords(examples.buffer, starts.reshape(-1), lengths.reshape(-1))
-        offsets = torch.arange(len(lists) + 1) * width
+        offsets = torch.arange(len(lists) + 1, device="cpu") * width
         return _Lists(examples, offsets, sizes, is_own.reshape(-1), width)
 
     def _read_lists(self, lists: _Lists, parser: ExampleParser) -> Values:

@@ -310,7 +310,7 @@ class _MissingReader:
     def read(self, columns: Sequence[Column]) -> torch.Tensor:
         masks = [column.missing for column in columns if column.missing is not None]
         if len(masks) < len(columns):
-            return torch.zeros(len(columns[0].offsets) - 1, dtype=torch.bool)
+            return torch.zeros(len(columns[0].offsets) - 1, dtype=torch.bool, device="cpu")
         # With several keys, all: one of them still says something.
         return torch.from_numpy(np.stack(masks).all(axis=0))
 

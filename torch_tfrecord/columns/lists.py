@@ -149,7 +149,7 @@ class _FixedReader:
             self.is_plain = spec.shape == ()
         elif self._default is not None:
             # Bit for bit: a NaN or a float8 keeps its bits.
-            default = torch.tensor(self._default, dtype=spec.dtype).reshape(-1)
+            default = torch.tensor(self._default, dtype=spec.dtype, device="cpu").reshape(-1)
             self._default = default.view(torch.uint8).numpy().view(f"V{default.nbytes}")
 
     def read(self, columns: Sequence[Column]) -> torch.Tensor | list[Value]:
@@ -434,7 +434,7 @@ def _rows(
     values = labelled(want, cast_array, column.values, dtype)
     if pads:
         values = values.reshape(shape[0], math.prod(spec.shape))
-        padding = torch.tensor(spec.default_value or 0, dtype=dtype)
+        padding = torch.tensor(spec.default_value or 0, dtype=dtype, device="cpu")
         padded = _pad_numbers(want, values, ends, as_array(padding))
         return as_tensor(padded, dtype, (*padded.shape[:2], *spec.shape))
     reserve_for_values(want, values.nbytes, ends)

@@ -220,7 +220,7 @@ class RawTensor(OneValueSpec, Feature):
         ):
             return value
         try:
-            tensor = torch.as_tensor(value)
+            tensor = torch.as_tensor(value, device="cpu")
         except RuntimeError as error:  # from an object, None in a list, an integer beyond int64
             raise TypeError(
                 f"expected a tensor, an array, nested lists of numbers, or bytes, got {type(value).__name__}: {error}"

@@ -185,8 +185,10 @@ class Source(Feature):
         offsets = [-1 if place.offset is None else place.offset for place in places]
         columns = {
             "path": [place.path for place in places],
-            "position": torch.tensor([place.position for place in places], dtype=torch.int64),
-            "offset": torch.tensor(offsets, dtype=torch.int64),
+            "position": torch.tensor(
+                [place.position for place in places], dtype=torch.int64, device="cpu"
+            ),
+            "offset": torch.tensor(offsets, dtype=torch.int64, device="cpu"),
         }
         return columns if self.what is None else columns[self.what]
 

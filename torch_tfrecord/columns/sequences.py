@@ -278,7 +278,7 @@ class SequenceExampleParser(Parser[tuple[Values, Values], tuple[Value, ...], _Co
         return (
             context,
             sequences,
-            {name: torch.tensor(len(sequences[name])) for name in self._counted},
+            {name: torch.tensor(len(sequences[name]), device="cpu") for name in self._counted},
         )
 
 

@@ -357,7 +357,9 @@ def _tensors(values: Values, name: str) -> list[torch.Tensor]:
                 raise TypeError
             return [torch.from_numpy(array.astype(dtype)) for array in arrays]
         return [
-            torch.tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
+            torch.tensor(value, device="cpu")
+            if isinstance(value, (np.ndarray, np.generic))
+            else value
             for value in values
         ]
     except (TypeError, ValueError) as error:
@@ -406,7 +408,7 @@ def _exact_number(value: Any, text: str, dtype: torch.dtype, name: str) -> Array
     """The padding value; an error unless the dtype can hold it exactly."""
     found = held = None
     with suppress(RuntimeError, TypeError, ValueError, OverflowError):
-        found = torch.tensor(value, dtype=dtype)
+        found = torch.tensor(value, dtype=dtype, device="cpu")
         held = found.item()
     # NaN differs from itself.
     if found is None or not (held == value or (held != held and value != value)):

@@ -447,7 +447,9 @@ def _stack(values: Values, name: str) -> torch.Tensor:
     shapes = [tuple(value.shape) for value in values]
     if is_ragged(values[0]) or (len(set(shapes)) > 1 and all(len(shape) == 1 for shape in shapes)):
         return torch.nested.nested_tensor(
-            [value.as_subclass(torch.Tensor) for value in values], layout=torch.jagged
+            [value.as_subclass(torch.Tensor) for value in values],
+            layout=torch.jagged,
+            device=values[0].device,
         )
     for number, shape in enumerate(shapes):
         if shape != shapes[0]:

@@ -78,7 +78,11 @@ class Streams:
 
     def pinned(self, size: int) -> torch.Tensor:
         """Memory of the host from which a stream copies on its own: uint8 [size], not cleared."""
-        return pinned_bytes(size) if self._stream else torch.empty(size, dtype=torch.uint8)
+        return (
+            pinned_bytes(size)
+            if self._stream
+            else torch.empty(size, dtype=torch.uint8, device="cpu")
+        )
 
     def copy(self, hosts: Sequence[torch.Tensor]) -> tuple[Blocks, Event | None]:
         """Begin to copy to the device, and the event that follows; None if all is done."""

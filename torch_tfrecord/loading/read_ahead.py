@@ -275,7 +275,9 @@ class ReadAheadLoader(DataLoader[Value]):
             self.worker_init_fn = partial(count_in, self._counters.table, begin)
             self.collate_fn = partial(collate_left, collate_fn)
             try:
-                batches = super().__iter__()
+                # Forked workers cannot make tensors on the user's default device.
+                with torch.device("cpu"):
+                    batches = super().__iter__()
             finally:
                 self.worker_init_fn, self.collate_fn = begin, collate_fn
         return batches if prefetcher is None else prefetcher.ahead(batches)
@@ -305,7 +307,7 @@ class _ReadAheadIterator(Iterator[Batch]):
         # Now, as DataLoader does: a sampler may draw or warn.
         self._order = iter(self._batches)
         # As torch's iterator does: what the generator draws later must not depend on threads.
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator)
         pins = None if prefetcher is None else prefetcher.pins
         if loader.pin_memory and pins is None and _can_pin():
             pins = Pins(pinned_bytes)

@@ -164,7 +164,7 @@ class Packer:
     def _list(self, values: Values, kinds: set[type]) -> Node:
         if kinds == {bytes} and sum(map(len, values)) >= _MANY_BYTES:
             joined = torch.frombuffer(bytearray().join(values), dtype=torch.uint8)
-            lengths = torch.tensor([*map(len, values)])
+            lengths = torch.tensor([*map(len, values)], device="cpu")
             return _make_bytes, self._place(joined), self._place(lengths)
         if any(issubclass(kind, (torch.Tensor, RaggedTensor)) for kind in kinds):
             return list, self.node(tuple(values))
@@ -246,7 +246,7 @@ class Packer:
             return memoryview(small)
         piece = None if self._memory is None else self._memory.piece(num_bytes)
         if piece is None:
-            shared = torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
+            shared = torch.empty(num_bytes, dtype=torch.uint8, device="cpu").share_memory_()
             self._memories.append(shared)
             return shared.numpy().data
         memory = memoryview(piece)

@@ -545,7 +545,9 @@ class _ImagesReader(ImageReader):
         size = (height, width) if spec.crop is None else spec.crop.size
         dtype = torch.uint8 if spec.normalize is None else torch.float32
         # The value of a record without images, so that a batch of such records stacks, too.
-        self._none = torch.empty(0, _CHANNELS[spec.mode] or channels, *size, dtype=dtype)
+        self._none = torch.empty(
+            0, _CHANNELS[spec.mode] or channels, *size, dtype=dtype, device="cpu"
+        )
 
     def read(self, columns: Sequence[Column], keys: Sequence[int] | None = None) -> Value:
         """The batch's column: one tensor [B, N, C, H, W], or a list of samples."""

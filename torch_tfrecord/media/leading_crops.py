@@ -135,7 +135,9 @@ class LeadingCrop:
             Exception: Whatever the transforms raise.
         """
         (rows,) = self._cropped([stored], [self._draw(stored, [])], None, None)
-        return tv_tensors.Image(np.ascontiguousarray(rows.transpose(2, 0, 1)))
+        return torch.from_numpy(np.ascontiguousarray(rows.transpose(2, 0, 1))).as_subclass(
+            tv_tensors.Image
+        )
 
     def batch(self, stored: Sequence[StoredImage], threads: Executor | None) -> torch.Tensor:
         """Crop several images and apply the following transforms; all random draws come first,
@@ -158,8 +160,8 @@ class LeadingCrop:
         rows = self._cropped(stored, draws, table, threads)
         out = batch_tensor(rows)
         if table is None:
-            return self._of_values(tv_tensors.Image(out.contiguous()))
-        return out if self._is_pure else tv_tensors.Image(out)
+            return self._of_values(out.contiguous().as_subclass(tv_tensors.Image))
+        return out if self._is_pure else out.as_subclass(tv_tensors.Image)
 
     def _cropped(
         self,
@@ -233,7 +235,7 @@ class LeadingCrop:
         """The following transforms as a table; None if they fail or do not return float32."""
         try:
             return value_table(
-                lambda image: self._of_values(tv_tensors.Image(image)), self._channels
+                lambda image: self._of_values(image.as_subclass(tv_tensors.Image)), self._channels
             )
         except Exception:
             return None
@@ -248,7 +250,7 @@ class LeadingCrop:
 def _crop(steps: Sequence[v2.Transform], stored: StoredImage, draw: _Draw) -> torch.Tensor:
     """uint8 [C, H, W]."""
     pixels = stored.pixels(draw.region)
-    image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+    image = torch.from_numpy(pixels).permute(2, 0, 1).as_subclass(tv_tensors.Image)
     for step, params in zip(steps, draw.params, strict=True):
         image = step.transform(image, params)
     return image

@@ -169,7 +169,7 @@ class Audio(MediaSpec, Feature):
         samples = self._cut(sound.samples, sound.full_scale, key)
         return {
             "samples": samples,
-            "sample_rate": torch.tensor(sound.sample_rate, dtype=torch.int32),
+            "sample_rate": torch.tensor(sound.sample_rate, dtype=torch.int32, device="cpu"),
         }
 
     def _cut(self, stored: Array, full_scale: int, key: int) -> torch.Tensor:
@@ -271,9 +271,9 @@ class Video(MediaSpec, Feature):
         """The chosen frames of a file, and their times."""
         found = decode_frames(data, lambda total: self._chosen(total, key))
         return {
-            "frames": tv_tensors.Video(found.pixels),
+            "frames": found.pixels.as_subclass(tv_tensors.Video),
             "pts_seconds": found.pts_seconds,
-            "average_fps": torch.tensor(found.average_fps, dtype=torch.float64),
+            "average_fps": torch.tensor(found.average_fps, dtype=torch.float64, device="cpu"),
         }
 
     def _chosen(self, total: int, key: int) -> list[int]:

@@ -290,6 +290,10 @@ class Iteration(Iterator[_Unit_co]):
         if not sampler._continues:
             sampler._loaded_epoch = None  # the loaded state is used only once
 
+    def __getstate__(self) -> dict[str, object]:
+        """A copy has the state, and yields no more: a generator cannot be copied."""
+        return {**vars(self), "_units": iter(())}
+
     def put_back(self) -> None:
         """Make this iteration the sampler's next one again, since no batch of it was received."""
         self._sampler._running, self._sampler._next = None, self.place

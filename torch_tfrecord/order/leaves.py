@@ -125,7 +125,7 @@ class DrawEpoch:
     """
 
     def __init__(self) -> None:
-        self._number = torch.tensor(_UNKNOWN)
+        self._number = torch.tensor(_UNKNOWN, device="cpu")
         self._share()
 
     @property

@@ -208,7 +208,7 @@ class Drawn:
                 else:
                     pairs = zip(values, masked, strict=True)
                     columns[name] = [_nothing(value) if gone else value for value, gone in pairs]
-                columns.setdefault("pad_mask_dict", {})[name] = ~torch.tensor(masked)
+                columns.setdefault("pad_mask_dict", {})[name] = ~torch.tensor(masked, device="cpu")
 
 
 def _nothing(value: Any) -> Any:

@@ -125,7 +125,7 @@ class Decoding(NamedTuple):
         if self.image is None or self.image.crop is None:
             return self.decode(value)
         images = self.image._decoded([value], [self.shape], [key])
-        return tv_tensors.Image(cast("torch.Tensor", images)[0])
+        return cast("torch.Tensor", images)[0].as_subclass(tv_tensors.Image)
 
 
 class ValueColumn(EpisodeColumn):

@@ -394,8 +394,8 @@ class Normalize:
             low, high = (_listed(name, own, each) for each in _NEEDED[normalization])
             chosen = own.get("mask") if mask is None or name != "action" else mask
             # through NumPy: a mask may be an array, or consist of 0 and 1
-            is_scaled = torch.tensor(
-                np.asarray([True] * len(low) if chosen is None else chosen, bool)
+            is_scaled = torch.from_numpy(
+                np.array([True] * len(low) if chosen is None else chosen, bool)
             )
             if is_scaled.shape != low.shape:
                 raise ValueError(
@@ -421,7 +421,9 @@ class Normalize:
         """
         if isinstance(values, Mapping):
             return self._map(values, self._backward)
-        return self._backward(name, torch.as_tensor(values))
+        return self._backward(
+            name, torch.as_tensor(values, device=getattr(values, "device", "cpu"))
+        )
 
     def _map(self, values: Mapping[str, object], change: _Change) -> dict[str, object]:
         changed = _replace_at(values, self._action.split("/"), partial(change, "action"))
@@ -471,7 +473,7 @@ def _listed(name: str, statistics: Mapping[str, object], wanted: str) -> torch.T
             f"statistics: {name!r} lacks {wanted!r}, there are {shown_list(list(statistics), repr)}"
         )
     # through NumPy: the values may be arrays, of any dtype
-    return torch.tensor(np.array(statistics[there], np.float64))
+    return torch.from_numpy(np.array(statistics[there], np.float64))
 
 
 def _replace_at(

@@ -142,7 +142,11 @@ class StepBatch:
         """[B, steps, ...] for images; else a list of B windows, each stacked if possible."""
         pictures = self._pictures(columns, frames)
         if pictures is not None:
-            return tv_tensors.Image(pictures[:, 0]) if self._is_step else tv_tensors.Video(pictures)
+            return (
+                pictures[:, 0].as_subclass(tv_tensors.Image)
+                if self._is_step
+                else pictures.as_subclass(tv_tensors.Video)
+            )
         return [self._window(number, column, frames) for number, column in enumerate(columns)]
 
     def _numbers(self, columns: Sequence[EpisodeColumn]) -> npt.NDArray[np.generic] | None:
@@ -275,8 +279,8 @@ def _stack_alike(values: list[Any]) -> object:
         return values
     # Several steps of an image are a video for the transforms of torchvision.
     if isinstance(first, tv_tensors.Image):
-        return tv_tensors.Video(stacked)
-    return tv_tensors.Mask(stacked) if isinstance(first, tv_tensors.Mask) else stacked
+        return stacked.as_subclass(tv_tensors.Video)
+    return stacked.as_subclass(tv_tensors.Mask) if isinstance(first, tv_tensors.Mask) else stacked
 
 
 _OBSERVATION, _ACTION = "observation", "action"

@@ -186,7 +186,7 @@ def _leaf(dtype: DType) -> pa.DataType:
     if dtype in _SMALL_FLOATS:
         return pa.float32()
     try:
-        return pa.from_numpy_dtype(torch.empty(0, dtype=dtype).numpy().dtype)
+        return pa.from_numpy_dtype(torch.empty(0, dtype=dtype, device="cpu").numpy().dtype)
     except (pa.ArrowNotImplementedError, TypeError) as error:
         raise TypeError(f"Arrow has no type for {dtype}") from error
 

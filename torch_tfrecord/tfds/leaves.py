@@ -192,7 +192,7 @@ class EncodedElement(Element):
         """Stack decoded elements if they have the same shape."""
         if items or self.dtype is None:
             return stack(items)
-        return torch.empty(self.sizes(0, 0), dtype=self.dtype)
+        return torch.empty(self.sizes(0, 0), dtype=self.dtype, device="cpu")
 
 
 def raw_tensor(dtype: torch.dtype, shape: Shape, is_zlib: bool) -> EncodedElement:
@@ -547,7 +547,9 @@ class BoxLeaf(Leaf):
         # torchvision has x first.
         self._order = [1, 0, 3, 2] if bbox_format.endswith("YXYX") else [0, 1, 2, 3]
         kind = "XYWH" if bbox_format == "XYWH" else "XYXY"
-        self._like = tv_tensors.BoundingBoxes(torch.empty(0, 4), format=kind, canvas_size=(1, 1))
+        self._like = tv_tensors.BoundingBoxes(
+            torch.empty(0, 4, device="cpu"), format=kind, canvas_size=(1, 1)
+        )
         self.wants = self.wants if image is None else (*self.wants, image)
 
     def read(self, columns: Sequence[Column]) -> object:
