@@ -437,7 +437,7 @@ class _ValueSteps(StepReader):
         )
         if isinstance(found, tv_classes("Image")) and found.dim() == 4:
             # Pictures of equal size in the steps of a record are its frames.
-            return tv_classes("Video")[0](found)
+            return found.as_subclass(tv_classes("Video")[0])
         return found
 
 

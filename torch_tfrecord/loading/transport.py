@@ -125,7 +125,7 @@ def _reduce_sample(sample: Sample) -> _Reduced:
 
 
 def _reduce_image(image: torch.Tensor) -> _Reduced:
-    return type(image), (image.as_subclass(torch.Tensor),)
+    return torch.Tensor.as_subclass, (image.as_subclass(torch.Tensor), type(image))
 
 
 # Other pickling, and copying, see plain objects.
@@ -177,7 +177,9 @@ class Packer:
             if not 0 < tensor.nbytes < self._most_bytes:
                 return False, tensor
             place = self._place(tensor.as_subclass(torch.Tensor))
-            return place if kind is torch.Tensor else (kind, place)
+            return (
+                place if kind is torch.Tensor else (torch.Tensor.as_subclass, place, (False, kind))
+            )
         # torch sends these itself.
         if tensor.requires_grad or tensor.device.type != "cpu":
             return False, tensor

@@ -252,7 +252,11 @@ class PictureElement(EncodedElement):
             raise ParseError(
                 f"expected an image of (height, width, channels) {self.shape}, got {stored}"
             )
-        return pixels.permute(1, 2, 0).contiguous() if self._is_numpy_layout else self._one(pixels)
+        return (
+            pixels.permute(1, 2, 0).contiguous()
+            if self._is_numpy_layout
+            else pixels.as_subclass(self._one)
+        )
 
     def _pixels(self, data: bytes) -> torch.Tensor:
         if self.dtype == torch.float32:
@@ -277,7 +281,7 @@ class PictureElement(EncodedElement):
             return items
         if self._is_numpy_layout:
             return stacked
-        return self._many(stacked if items else stacked.permute(0, 3, 1, 2))
+        return (stacked if items else stacked.permute(0, 3, 1, 2)).as_subclass(self._many)
 
 
 def _with_channels(pixels: _Pixels, channels: int | None) -> _Pixels:
