@@ -15,14 +15,21 @@ from torch_tfrecord import tfds
 DOC = Path(__file__).parents[2] / "docs" / "rlds.md"
 TEXT = DOC.read_text(encoding="utf-8")
 # By the heading above them, where they are no part of the page's one program.
-APART = ("Kept steps", "Goal images", "Choices and masks", "Transforms of batches", "Mixtures")
+APART = (
+    "Kept steps",
+    "Goal images",
+    "Choices and masks",
+    "Transforms of batches",
+    "Pictures of one size",
+    "Mixtures",
+)
 BLOCKS = {
     section.partition("\n")[0]: re.findall(
         r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL
     )
     for section in re.split(r"^## ", TEXT, flags=re.MULTILINE)
 }
-KEEP, GOALS, CHOICES, TRANSFORM, MIXTURE = (BLOCKS[heading] for heading in APART)
+KEEP, GOALS, CHOICES, TRANSFORM, PICTURES, MIXTURE = (BLOCKS[heading] for heading in APART)
 PLAIN = [block for heading, blocks in BLOCKS.items() if heading not in APART for block in blocks]
 
 
@@ -59,6 +66,15 @@ def test_code(names):
     batch = next(iter(names["loader"]))
     assert batch["observation"]["image_primary"].shape == (8, 2, 3, 24, 24)
     assert batch["observation"]["proprio"].shape == (8, 2, 2)
+
+
+@pytest.mark.daily
+def test_pictures_of_one_size(names):
+    run(PLAIN[0], names)
+    run(PICTURES[0], names)
+    observation = names["batch"]["observation"]
+    assert observation["image"].shape == observation["wrist_image"].shape == (8, 1, 3, 24, 24)
+    assert observation["image"].dtype == torch.uint8
 
 
 @pytest.mark.daily
