@@ -263,6 +263,31 @@ def test_an_episode_transform_moves_what_is_drawn(two_cameras):
     assert sorted(moved[0]["observation"]) == ["image", "pad_mask", "pad_mask_dict", "timestep"]
 
 
+def test_an_episode_transform_moves_another_draw_in_each_episode(two_cameras):
+    def swap(episode):
+        observation = episode["observation"]
+        if observation["state"][0, 0] % 200 >= 100:
+            observation["left"], observation["right"] = observation["right"], observation["left"]
+        return episode
+
+    given = {
+        "steps": {
+            "observation": {"left": Mask(0.3), "right": Mask(0.6), "state": True},
+            "action": True,
+        }
+    }
+    ds = RLDSDataset(two_cameras, features=given, episode_transform=swap)
+    ds.set_epoch(2)
+    batch = collate(ds.__getitems__(range(len(ds))))
+    for row, (number, at) in enumerate(STEPS):
+        names = ("left", "right") if number % 2 == 0 else ("right", "left")
+        for name, make in zip(names, (pixels, right), strict=True):
+            image = batch["observation"][name][row, 0]
+            is_there = batch["observation"]["pad_mask_dict"][name][row]
+            assert torch.equal(image, make(number, at) if is_there else torch.zeros_like(image))
+    assert_same(batch, collate([ds[position] for position in range(len(ds))]))
+
+
 def test_lists_of_features_name_the_first(two_cameras):
     names = [OneOf(["steps/observation/left", "steps/observation/right"]), "steps/action"]
     ds = RLDSDataset(two_cameras, features=names)

@@ -71,7 +71,7 @@ class Cut(NamedTuple):
     batches: list[Batch]
     # The same batches one by one, without the device's help, or the error of each.
     again: _Again | None = None
-    # What the device makes itself, and where: a block's number, and the bytes in it.
+    # The places that the device fills itself: a block's number, and the bytes in it.
     left: Sequence[tuple[DeviceWork, tuple[int, slice]]] = ()
 
     def place_of(self, array: Array) -> tuple[int, slice] | None:
@@ -134,7 +134,9 @@ def _form(shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> _Fo
 
 
 def _key_of(batches: list[Batch], born: Sequence[torch.Tensor]) -> object:
-    """What decides how these are cut, if they are dicts of contiguous tensors that begin in one block."""
+    """The key by which the way to cut these is looked up; None unless they are dicts of contiguous tensors in
+    one block.
+    """
     if len(born) != 1 or {*map(type, batches)} != {dict}:
         return None
     tensors = [*chain.from_iterable(map(dict.values, batches))]
@@ -154,7 +156,7 @@ class _Born:
     def __init__(self, pins: Pins, num_batches: int) -> None:
         self._pins, self._num_batches = pins, num_batches
         self.blocks: Blocks = []
-        # What is left of each, and the size of the first column in it.
+        # The rest of each, and the size of the first column in it.
         self._free: list[tuple[npt.NDArray[np.uint8], int]] = []
 
     def __call__(self, size: int) -> npt.NDArray[np.uint8]:

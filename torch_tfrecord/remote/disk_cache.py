@@ -162,7 +162,7 @@ class DiskCache:
             mine.hit_bytes -= sum(size for _, size, _ in pieces)
             size = _size(sector)
             low, high = at + min(pieces)[0], at + max(low + size for low, size, _ in pieces)
-            # Of one that another batch fetches only what is wanted: nobody waits for another.
+            # One that another batch fetches is not fetched whole: nobody waits for another.
             if room >= (num_bytes := _pages(size + 4)) and sector not in mine.coming:
                 room -= num_bytes
                 new.add(sector)

@@ -194,13 +194,19 @@ class Drawn:
 
         return each_leaf(tree, take)
 
-    def mask(self, tree: Mapping[str, object], columns: dict[str, Any]) -> None:
-        """Mask the columns of the batch that were made of a tree of steps."""
-        for name, column in tree.items():
-            if isinstance(column, Mapping):
-                self.mask(column, columns[name])
-            elif isinstance(column, DrawnColumn) and column.draw.mask is not None:
-                masked = self._by_path[column.draw.path][1]
+    def mask(self, trees: Sequence[Mapping[str, object]], columns: dict[str, Any]) -> None:
+        """Mask the columns of the batch that were made of the samples' trees of steps."""
+        for name in trees[0]:
+            found: list[Any] = [tree[name] for tree in trees]
+            # An `episode_transform` may have moved another draw here in another episode.
+            draws = [getattr(column, "draw", None) for column in found]
+            if isinstance(found[0], Mapping):
+                self.mask(found, columns[name])
+            elif any(draw and draw.mask is not None for draw in draws):
+                masked = [
+                    draw is not None and self._by_path[draw.path][1][number]
+                    for number, draw in enumerate(draws)
+                ]
                 values = columns[name]
                 if isinstance(values, torch.Tensor):
                     # torch takes longer for a mask of pictures than for decoding them.

@@ -300,7 +300,7 @@ def step_columns(
     drawn for them, if anything is, and their random keys.
     """
     past, future, pad = windows
-    declared = episodes[0].steps
+    declared = [episode.steps for episode in episodes]
     if drawn is not None:
         episodes = [
             episode._replace(steps=drawn.steps(episode.steps, number))
