@@ -54,7 +54,7 @@ since many readers shuffle only a little; the same seed gives the same files.
 Images keep their bytes unless you pass --image-format or --image-quality. Then other formats are re-encoded;
 JPEG files keep their bytes unless you pass --recompress, and so do images with alpha where JPEG would lose it
 (--drop-alpha), with 16 bits (--to-8bit), animations, and images of that format already where nothing is saved:
-how many, and why, is said. Of the metadata only EXIF's orientation is carried over; with --orientation applied
+how many, and why, is said. EXIF's orientation is the only metadata carried over; with --orientation applied
 the pixels are turned instead. `--image-quality table` shows what each choice costs, for 100 of the images: bytes,
 PSNR and SSIM (higher is nearer to the original; needs the extra `tools`).
 

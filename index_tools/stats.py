@@ -92,7 +92,7 @@ _PANELS, _MOST_PANELS = 4, 40  # in a row, and in all
 
 _DESCRIPTION = f"""\
 Prints a line for each feature: how many records have it, how many values they have in it, the range of
-these, their mean, standard deviation and quartiles, and the most frequent ones. Of text and other bytes
+these, their mean, standard deviation and quartiles, and the most frequent ones. For text and other bytes
 the numbers are those of their lengths; of pictures, too, and there are their formats and sizes, by the
 headers (nothing is decoded). All is exact, but quartiles of more than 4,096 numbers are those of a random
 sample, the same in each run, and the column says so; and values are not counted one by one where more

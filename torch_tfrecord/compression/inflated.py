@@ -42,7 +42,7 @@ __all__ = [
 _INPUT_BYTES, _OUTPUT_BYTES = 1 << 17, 1 << 18
 _THREAD_BYTES = 1 << 21, 1 << 22
 _MOST_AGAIN_BYTES = 1 << 22  # from which to go on before damage
-_END = 1 << 62  # of a stream that is read to its end
+_END = 1 << 62  # where a stream is read to its end
 
 _MAX_HONEST_EXPANSION = 100  # for a longer record than a stream may have: a bomb expands more
 

@@ -56,7 +56,7 @@ _WAIT_SECONDS = 0.001
 _MOST_WAITS = 2000  # then open one more: the others may be held by exceptions that somebody keeps
 _MAX_READ_BYTES = 0x7FFF_F000  # Linux transfers at most this much in one call
 _TOO_MANY = (errno.EMFILE, errno.ENFILE)
-_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # of a record
+_HEADER_BYTES, _FOOTER_BYTES = 12, 4  # around a payload
 
 
 class Owner(Protocol):

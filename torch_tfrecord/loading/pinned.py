@@ -141,7 +141,7 @@ def _key_of(batches: list[Batch], born: Sequence[torch.Tensor]) -> object:
         return None
     tensors = [*chain.from_iterable(map(dict.values, batches))]
     if {*map(type, tensors)} == {torch.Tensor}:
-        with suppress(RuntimeError):  # of a sparse one
+        with suppress(RuntimeError):  # a sparse one has no address
             start = born[0].data_ptr()
             offsets = [address - start for address in map(torch.Tensor.data_ptr, tensors)]
             is_here = 0 <= min(offsets) <= max(offsets) < born[0].nbytes
