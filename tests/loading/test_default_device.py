@@ -5,14 +5,13 @@
 
 import ast
 import copy
-import io
 import pickle
 from pathlib import Path
 
 import numpy as np
-import PIL.Image
 import pytest
 import torch
+from pictures import jpeg
 from torch.utils.data import default_collate
 from torchvision.transforms import v2
 
@@ -40,13 +39,6 @@ FACTORIES = {
     "arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace", "nested_tensor",
     "ones", "scalar_tensor", "sparse_coo_tensor", "sparse_csr_tensor", "tensor", "zeros",
 }  # fmt: skip
-
-
-def jpeg(number):
-    pixels = np.random.default_rng(number).integers(0, 256, (20 + number, 24, 3), np.uint8)
-    stream = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(stream, "JPEG")
-    return stream.getvalue()
 
 
 @pytest.fixture(scope="module")

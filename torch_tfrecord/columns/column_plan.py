@@ -17,12 +17,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from torch_tfrecord.batch_memory import Array, empty_bytes, reserve, splits_of
+from torch_tfrecord.batch_memory import Array, Buffer, empty_bytes, reserve, splits_of
 from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import BYTES_LIST, FLOAT_LIST, INT64_LIST, ListKind
 from torch_tfrecord.columns.reading import (
     NO_OFFSETS,
-    Buffer,
     Column,
     Reader,
     Want,

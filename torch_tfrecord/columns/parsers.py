@@ -17,6 +17,7 @@ import numpy as np
 from torch_tfrecord.batch_memory import (
     MAX_BATCH_BYTES,
     BatchBudget,
+    Buffer,
     Keys,
     check_max_batch_bytes,
 )
@@ -30,7 +31,6 @@ from torch_tfrecord.columns.containers import rows_of
 from torch_tfrecord.columns.dtypes import Values
 from torch_tfrecord.columns.feature import Feature, make_reader
 from torch_tfrecord.columns.reading import (
-    Buffer,
     Column,
     LackingError,
     Reader,

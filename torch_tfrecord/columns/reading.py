@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_OFFSETS",
-    "Buffer",
     "Column",
     "LackingError",
     "ReadContext",

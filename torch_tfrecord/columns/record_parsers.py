@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from torch_tfrecord.arguments import one_of
-from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Keys
+from torch_tfrecord.batch_memory import MAX_BATCH_BYTES, Buffer, Keys
 from torch_tfrecord.columns.containers import as_plain, rows_of
 from torch_tfrecord.columns.dtypes import BYTES_LIST
 from torch_tfrecord.columns.example_lists import ExampleListParser, ListFeatures
 from torch_tfrecord.columns.feature import Feature, Layout, SequenceFeatures, make_reader
 from torch_tfrecord.columns.parsers import ExampleParser, Parser, PartParser
-from torch_tfrecord.columns.reading import NO_OFFSETS, Buffer, Column, Reader, read_columns
+from torch_tfrecord.columns.reading import NO_OFFSETS, Column, Reader, read_columns
 from torch_tfrecord.columns.sequences import SequenceExampleParser
 from torch_tfrecord.records import PackedRecords
 from torch_tfrecord.samples import RecordPlace, Value

@@ -352,7 +352,9 @@ def _clear_dead(names: Iterator[Path]) -> None:
     """Remove what killed processes left under these names, up to the first name that is free or in
     use.
     """
-    all(map(_remove_dead, names))
+    for path in names:
+        if not _remove_dead(path):
+            return
 
 
 def _remove_dead(path: Path) -> bool:

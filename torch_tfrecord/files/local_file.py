@@ -129,8 +129,9 @@ class _Pool:
         more.
         """
         with self._lock:
+            num_open = len(self.alive)
             # The limit is asked for only above the fewest.
-            is_full = _FEWEST_OPEN <= len(self.alive) >= _most_open()
+            is_full = num_open >= _FEWEST_OPEN and num_open >= _most_open()
             if is_full and not is_over and not self._close_one():
                 return None
             if len(self._owners) > 4 * _MOST_OPEN:  # most of them are closed

@@ -243,6 +243,7 @@ class _Ahead(Iterator[Batch]):
         self._batches, self._prefetcher, self._accelerator = batches, prefetcher, accelerator
         self._share = prefetcher.pins.share  # type: ignore[union-attr]
         self._workers = workers_of(batches)  # who are looked at where a batch is lost
+        # Each waits for its batches; those that are there need no Future, which costs a lock.
         self._coming: deque[Callable[[], list[_Coming]]] = deque()
         self._arrived: deque[_Coming] = deque()
         self._here: deque[Batch] = deque()  # on the device once the event has passed
